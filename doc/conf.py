@@ -49,11 +49,8 @@ nitpick_ignore_regex = [
 INTERNAL_CONSTRUCTORS = {
     f'rbfly.streams.{name}'
     for name in (
-        'Confirmation', 'Offset', 'Publisher', 'PublisherBatch',
-        'PublisherBatchFast', 'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin',
-        'BaseSubscription', 'PublisherBinBatch', 'StreamsClient', 'Subscription', 'SuperStream',
-        'SuperStreamBatchLimitPublisher', 'SuperStreamBatchPublisher', 'SuperStreamPublisher',
-        'SuperStreamSubscription',
+        'BasePublisher', 'BaseSubscription', 'Confirmation', 'Offset', 'Publisher', 'StreamsClient',
+        'Subscription', 'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription',
     )
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ BATCH = 1_000
 async def publish(client: rbs.StreamsClient, stream: str, messages: list[bytes]) -> float:
     """Publish in batches; return the seconds until all messages are confirmed."""
     with Progress(len(messages), 'publish', 'messages') as progress:
-        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+        async with client.publisher(stream) as publisher:
             start = perf_counter()
             for i in range(0, len(messages), BATCH):
                 batch = messages[i : i + BATCH]

@@ -288,7 +288,7 @@ LIBRARIES = {
             'rbfly',
             'rbfly',
             ALL,
-            'single: `Publisher.send`; batch: `PublisherBatchFast.batch` for 100 messages, then'
+            'single: `Publisher.send`; batch: `Publisher.batch` for 100 messages, then'
             ' `flush`; window: `Publisher.send_many` with a list; tasks: `Publisher.send` in a'
             ' loop; sub-publish: `send_many` with `sub_entry_size=100`;'
             ' consuming: `async for` over decoded bodies, `Offset.FIRST`',
@@ -318,7 +318,7 @@ LIBRARIES = {
             'rbfly',
             FORMATS,
             "body `'{:010d}'.format(n).encode()`; `Publisher.send`;"
-            ' `PublisherBatchFast.batch` 100 times, then `flush`',
+            ' `Publisher.batch` 100 times, then `flush`',
         ),
         libraries.library(
             'rbfly-raw',

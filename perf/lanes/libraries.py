@@ -112,7 +112,7 @@ LIBRARIES = (
             *names('growth'),
         ),
         'one after the other and from tasks: `Publisher.send`; batches:'
-        ' `PublisherBatchFast.batch`, then `flush`; otherwise `Publisher.send_many` with a list;'
+        ' `Publisher.batch`, then `flush`; otherwise `Publisher.send_many` with a list;'
         ' growth of messages: 100,000 at a time; several publishers: one task each; consuming:'
         ' `async for` over decoded bodies, `Offset.FIRST`',
     ),

@@ -171,7 +171,7 @@ class Batch(Client):
     async def open(self) -> None:
         await super().open()
         self.publisher = await self.stack.enter_async_context(
-            self.client.publisher(self.target.stream, cls=rbs.PublisherBatchFast, amqp=self.amqp)
+            self.client.publisher(self.target.stream, amqp=self.amqp)
         )
 
     async def prepare(self, count: int) -> None:

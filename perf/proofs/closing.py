@@ -70,7 +70,7 @@ class Closing(Activity):
     async def batch(self, client: rbs.StreamsClient) -> None:
         options: list[dict[str, Any]] = [{}, {'sub_entry_size': 20, 'compression': 'gzip'}]
         async with client.publisher(
-            self.batched.stream, cls=rbs.PublisherBatchFast, **self.random.choice(options)
+            self.batched.stream, **self.random.choice(options)
         ) as publisher:
             numbers = self.batched.take(200, SHARE)
             for number in numbers:
@@ -111,7 +111,7 @@ class Closing(Activity):
         stream = await self.stream()
         await self.site.write(stream, [1, 2])
         subscription = client.subscribe(
-            stream, offset=rbs.Offset.FIRST, auto_offset=rbs.OffsetTracking('closing')
+            stream, offset=rbs.Offset.FIRST, commit=rbs.OffsetTracking('closing')
         )
         for _ in range(2):
             await anext(subscription)

@@ -62,13 +62,12 @@ class Record(NamedTuple):
 Note = Callable[[Record], object]
 
 
-def options(**tracking: Any) -> dict[str, Any]:
+def options(stranded: float | None = None, **tracking: Any) -> dict[str, Any]:
     """The arguments of `subscribe`."""
     return {
-        'group': GROUP,
+        'group': rbs.Group(GROUP, handover_timeout=HANDOVER, stranded_after=stranded),
         'offset': rbs.Offset.FIRST,
-        'auto_offset': rbs.OffsetTracking(**tracking or {'every': EVERY, 'interval': INTERVAL}),
-        'handover_timeout': HANDOVER,
+        'commit': rbs.OffsetTracking(**tracking or {'every': EVERY, 'interval': INTERVAL}),
     }
 
 
@@ -137,7 +136,7 @@ async def take_part(
         uris, connection_name='proof-member', heartbeat=heartbeat
     ) as client:
         watching = asyncio.create_task(note_events(client.events(), note))
-        messages = client.super_stream(stream).subscribe(**options(), stranded_after=stranded)
+        messages = client.super_stream(stream).subscribe(**options(stranded or None))
         reading = asyncio.create_task(read(messages, note))
         loop.add_signal_handler(ACLOSE, aclose.set)
         loop.add_signal_handler(STOP, messages.stop)

@@ -111,7 +111,7 @@ async def by_giving_up(publisher: rbs.Publisher, gate: Gate, sent: Sent, tasks: 
             group.create_task(work())
 
 
-async def by_flush(publisher: rbs.PublisherBatchFast, gate: Gate, sent: Sent, tasks: int) -> None:
+async def by_flush(publisher: rbs.Publisher, gate: Gate, sent: Sent, tasks: int) -> None:
     """Send batches of 1,000 messages, each confirmed before the next."""
     while (first := await gate.take()) is not None:
         numbers = range(first, first + 1 + gate.more(BATCH - 1))
@@ -138,7 +138,7 @@ async def by_send_many(publisher: Any, gate: Gate, sent: Sent, tasks: int) -> No
 
 WAYS: dict[str, tuple[type[Any], Callable[..., Awaitable[None]]]] = {
     'send': (rbs.Publisher, by_send),
-    'flush': (rbs.PublisherBatchFast, by_flush),
+    'flush': (rbs.Publisher, by_flush),
     'send-many': (rbs.Publisher, by_send_many),
     'giving-up': (rbs.Publisher, by_giving_up),
 }

@@ -82,7 +82,7 @@ async def by_send(publisher: rbs.Publisher, log: Log) -> bool:
     return usable
 
 
-async def by_flush(publisher: rbs.PublisherBatchFast, log: Log) -> bool:
+async def by_flush(publisher: rbs.Publisher, log: Log) -> bool:
     numbers = log.take(100)
     for number in numbers:
         publisher.batch(body(number))
@@ -106,7 +106,7 @@ def kind(ctx: rbs.MessageCtx) -> str:
 
 WAYS: dict[str, tuple[Send, dict[str, Any]]] = {
     'send': (by_send, {'name': 'send'}),
-    'flush': (by_flush, {'name': 'flush', 'cls': rbs.PublisherBatchFast}),
+    'flush': (by_flush, {'name': 'flush'}),
     'send-many': (by_send_many, {'name': 'send-many'}),
     'sub-entries': (by_send_many, {'sub_entry_size': 50, 'compression': 'gzip'}),
     'filtered': (by_send_many, {'name': 'filtered', 'filter_extract': kind}),
@@ -140,7 +140,7 @@ class Reader:
         if self.how == 'tracking':
             self.rereading = True
             tracking = rbs.OffsetTracking('soak', every=500)
-            return {'offset': rbs.Offset.reference('soak'), 'auto_offset': tracking}
+            return {'offset': rbs.Offset.reference('soak'), 'commit': tracking}
         return {'offset': rbs.Offset.offset(self.next)}
 
     def receive(self, offset: int, data: Any) -> None:

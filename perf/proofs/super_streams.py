@@ -19,7 +19,7 @@ from .faults import Gate, note
 from .memory import resident
 from .peers import in_child
 from .publish import WAYS as PUBLISH
-from .publish import Sent, way
+from .publish import Sent
 from .run import Run
 from .site import Site
 from .trouble import InMemory, OnCluster, Trouble
@@ -179,7 +179,7 @@ async def serve(run: Run, site: Trouble, stream: str, shift: Shift, sent: Sent) 
     async with (
         rbs.streams_client(site.uris, connection_name='proof') as client,
         client.super_stream(stream).publisher(
-            cls=way(run), name=None if run['unnamed'] else NAME, route=rbs.by_hash(key_of)
+            name=None if run['unnamed'] else NAME, route=rbs.by_hash(key_of)
         ) as publisher,
     ):
         await PUBLISH[run['by']][1](publisher, shift, sent, run['tasks'])

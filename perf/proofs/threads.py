@@ -39,7 +39,6 @@ class Threads(Activity):
             client.publisher(self.sent.stream, name='threads') as publisher,
             client.publisher(
                 self.batched.stream,
-                cls=rbs.PublisherBatchFast,
                 sub_entry_size=50,
                 compression='gzip',
             ) as batches,
@@ -74,7 +73,7 @@ class Threads(Activity):
             self.wrong('messages lost during wrong calls', abs(int(found) - self.read))
         self.read = int(found) + 1
 
-    async def publish(self, publisher: rbs.Publisher, batches: rbs.PublisherBatchFast) -> None:
+    async def publish(self, publisher: rbs.Publisher, batches: rbs.Publisher) -> None:
         for number in self.sent.take(1, SHARE):
             with suppress(rbs.PublishError):
                 await publisher.send(body(number), timeout=CONFIRM)
@@ -110,7 +109,7 @@ class Threads(Activity):
 def wrong_calls(
     client: rbs.StreamsClient,
     publisher: rbs.Publisher,
-    batches: rbs.PublisherBatchFast,
+    batches: rbs.Publisher,
     messages: rbs.Subscription,
     stream: str,
 ) -> dict[str, Callable[[], object]]:

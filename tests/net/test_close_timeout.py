@@ -214,7 +214,7 @@ async def test_nested_closes_with_a_silent_broker_take_as_long_as_one() -> None:
                 client.publisher('test') as first,
                 client.publisher('test'),
                 client.subscribe(
-                    'test', offset=rbs.Offset.FIRST, auto_offset=tracking, amqp=False
+                    'test', offset=rbs.Offset.FIRST, commit=tracking, amqp=False
                 ) as messages,
                 client.publisher('test', cls=rbs.PublisherBatchFast) as last,
             ):
@@ -303,7 +303,7 @@ async def test_failure_to_store_an_offset_does_not_shorten_a_later_close() -> No
             client.publisher('a', cls=rbs.PublisherBatchFast) as publisher,
         ):
             messages = client.subscribe(
-                'b', offset=rbs.Offset.FIRST, auto_offset=rbs.OffsetTracking('r', interval=0)
+                'b', offset=rbs.Offset.FIRST, commit=rbs.OffsetTracking('r', interval=0)
             )
             assert [await anext(messages), await anext(messages)] == [1, 2]
             session = messages._session

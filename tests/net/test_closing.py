@@ -68,7 +68,7 @@ async def test_cancelled_program_does_not_wait_for_the_broker() -> None:
             rbs.streams_client(fake.uri, close_timeout=None, request_timeout=None) as client,
             client.publisher('test') as publisher,
             client.subscribe(
-                'test', offset=rbs.Offset.FIRST, amqp=False, auto_offset=tracking
+                'test', offset=rbs.Offset.FIRST, amqp=False, commit=tracking
             ) as messages,
         ):
             assert [await anext(messages), await anext(messages)] == [b'x', b'y']

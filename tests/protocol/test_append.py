@@ -44,10 +44,10 @@ class Windows:
             rng.choice([0, 0, 7, MAX_ID - 50]),
             rng.choice([None, None, None, body]),
             rng.random() < 0.5,
-            rng.random() < 0.5,
         )
+        self.sealed = rng.random() < 0.5  # else `seal` seals all waiters
         self.rng = rng
-        self.amqp, self.batched = options[-2:]
+        self.amqp = options[-1]
         self.pair = PublishWindow(3, *options), PublishWindow(3, *options)
         self.feeds = [Feed(window) for window in self.pair]
         named = rng.random() < 0.5
@@ -59,8 +59,9 @@ class Windows:
 
     def add_waiter(self) -> None:
         number = len(self.waiters)
-        sealed = not self.batched
-        self.waiters.append((PendingConfirms(number, sealed), PendingConfirms(number, sealed)))
+        self.waiters.append(
+            (PendingConfirms(number, self.sealed), PendingConfirms(number, self.sealed))
+        )
 
     def state(self, number: int) -> list[Any]:
         found: list[Any] = [getattr(self.pair[number], name) for name in FIELDS]
@@ -112,9 +113,8 @@ class Windows:
         if self.rng.random() < 0.2:
             self.add_waiter()
 
-    def release(self) -> None:
-        self.both(lambda _, window: window.release())
-        if self.batched:
+    def seal(self) -> None:
+        if not self.sealed:
             self.both(lambda number, _: [w[number].seal() for w in self.waiters])
             self.add_waiter()
 
@@ -141,7 +141,7 @@ class Windows:
         def give_up(number: int, window: PublishWindow) -> list[bool]:
             return [window.give_up(i, w[number]) for i, w in zip(ids, waiters, strict=True)]
 
-        if not self.batched:
+        if self.sealed:
             self.both(give_up)
 
     def replay(self) -> None:
@@ -171,7 +171,7 @@ class Windows:
         self.add_waiter()
 
     def step(self) -> None:
-        steps = [self.append] * 8 + [self.release, self.take, self.settle] * 4
+        steps = [self.append] * 8 + [self.seal, self.take, self.settle] * 4
         steps += [self.give_up, self.replay, self.resize, self.look, self.join] * 2 + [self.fail]
         self.rng.choice(steps)()
 
@@ -181,7 +181,7 @@ def test_random_steps(walk: int, rng: random.Random) -> None:
     windows = Windows(rng)
     for _ in range(150):
         windows.step()
-    windows.release()
+    windows.seal()
     windows.take()
 
 

@@ -117,7 +117,7 @@ def test_limit_of_entries_per_chunk() -> None:
 def test_published_entries_become_a_chunk(compression: str, size: int) -> None:
     kind = Compression(compression)
     block = SubEntry(size, kind.code, compressor(kind)) if size > 1 else None
-    window = PublishWindow(3, 0, 1000, 5, None, False, False, block)
+    window = PublishWindow(3, 0, 1000, 5, None, False, block)
     messages = [b'message %d' % i for i in range(8)]
     add(window, *messages)
     (data,) = take_all(window)

@@ -55,9 +55,9 @@ def fails_at(number: int, call: Callable[[], Any]) -> bool:
     return False
 
 
-def make(*, batched: bool = False, sub_entry_size: int = 0) -> PublishWindow:
+def make(*, sub_entry_size: int = 0) -> PublishWindow:
     sub_entry = SubEntry(sub_entry_size, 0, None) if sub_entry_size else None
-    return PublishWindow(3, 3000, 1000, 0, None, False, batched, sub_entry)
+    return PublishWindow(3, 3000, 1000, 0, None, False, sub_entry)
 
 
 def finish(window: PublishWindow, way: str) -> Waiters:
@@ -66,7 +66,6 @@ def finish(window: PublishWindow, way: str) -> Waiters:
         return window.fail_pending()
     try:
         notified = window.replay(3, UNLIMITED)
-        window.release()
     except MemoryError:  # the bytes of a frame were lost
         return window.fail_pending()
     frames = take_all(window)
@@ -109,21 +108,6 @@ def test_no_memory_to_resend_messages(sub_entry_size: int, frame_max: int, way: 
         failed = fails_at(number, replay)
         notified += refused[0] + finish(window, way)
         check(window, notified, waiters)
-    assert number > 3
-
-
-@ways
-@forked
-def test_no_memory_to_sort_a_batch(way: str) -> None:
-    number, failed = 0, True
-    while failed:
-        window = make(batched=True)
-        waiters = [PendingConfirms(i, True) for i in range(COUNT)]
-        for i, waiter in enumerate(waiters, 1):
-            window.append(stream_message_ctx(BODY, publish_id=COUNT - i), waiter)
-        number += 1
-        failed = fails_at(number, window.release)
-        check(window, finish(window, way), waiters)
     assert number > 3
 
 

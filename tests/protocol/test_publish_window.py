@@ -35,11 +35,8 @@ def make(
     next_id: int = 0,
     filter_extract: Callable[[MessageCtx], Any] | None = None,
     amqp: bool = False,
-    batched: bool = False,
 ) -> PublishWindow:
-    return PublishWindow(
-        publisher_id, frame_max, max_unconfirmed, next_id, filter_extract, amqp, batched
-    )
+    return PublishWindow(publisher_id, frame_max, max_unconfirmed, next_id, filter_extract, amqp)
 
 
 def add(window: PublishWindow, *messages: Any, waiter: PendingConfirms | None = None) -> list[int]:
@@ -494,16 +491,14 @@ def test_filter_that_raises_changes_nothing() -> None:
     [
         lambda window: window.append(b'inner', PendingConfirms()),
         lambda window: window.take(),
-        lambda window: window.release(),
         lambda window: window.replay(1, 1000),
         lambda window: window.fail_pending(),
     ],
-    ids=['append', 'take', 'release', 'replay', 'fail_pending'],
+    ids=['append', 'take', 'replay', 'fail_pending'],
 )
 @pytest.mark.parametrize('where', ['filter', 'items'])
-@pytest.mark.parametrize('batched', [False, True])
 def test_window_cannot_be_used_while_it_encodes(
-    call: Callable[[PublishWindow], object], where: str, batched: bool
+    call: Callable[[PublishWindow], object], where: str
 ) -> None:
     attempts = 0
 
@@ -524,12 +519,11 @@ def test_window_cannot_be_used_while_it_encodes(
         return 'f'
 
     extractor = extract if where == 'filter' else None
-    window = make(amqp=True, filter_extract=extractor, batched=batched)
+    window = make(amqp=True, filter_extract=extractor)
     add(window, 'before')
     add(window, 'trap' if where == 'filter' else Trap({'a': 1}))
     add(window, 'behind')
     assert attempts
-    window.release()
     (data,) = take_all(window)
     ((_, _, body),) = split_frames(data)
     assert int.from_bytes(body[1:5], 'big') == 3
@@ -580,84 +574,6 @@ def test_no_id_follows_the_highest() -> None:
     assert taken(window) == [[(MAX_ID, b'x')]]
     settle(window, MAX_ID)
     assert window.unsettled == 0
-
-
-@pytest.mark.parametrize('ids', [[5, 3, 4], [9, 8, 7, 6], [1, 9, 5, 7, 2]])
-def test_batch_is_sorted_when_it_is_released(ids: list[int]) -> None:
-    window = make(batched=True)
-    for i in ids:
-        add(window, explicit(i, b'%d' % i))
-    assert window.take() is None
-    window.release()
-    assert taken(window) == [[(i, b'%d' % i) for i in sorted(ids)]]
-    assert settle(window, *ids) == []
-    assert window.unsettled == 0
-
-
-def test_batch_sorts_automatic_ids_among_explicit_ones() -> None:
-    window = make(batched=True)
-    assert add(window, explicit(5), b'a', explicit(3), b'b', explicit(4)) == [5, 6, 3, 7, 4]
-    window.release()
-    assert [i for i, _ in taken(window)[0]] == [3, 4, 5, 6, 7]
-
-
-def test_duplicate_in_a_batch() -> None:
-    window = make(batched=True)
-    add(window, explicit(5), explicit(3))
-    for publish_id in (5, 3):
-        with pytest.raises(ValueError, match='in the batch'):
-            add(window, explicit(publish_id))
-    window.release()
-    assert [i for i, _ in taken(window)[0]] == [3, 5]
-
-
-def test_id_below_a_released_one() -> None:
-    window = make(batched=True)
-    add(window, explicit(5))
-    window.release()
-    for publish_id in (4, 5):
-        with pytest.raises(ValueError, match='not above'):
-            add(window, explicit(publish_id))
-    add(window, explicit(7), explicit(6))
-    window.release()
-    assert [[i for i, _ in entries] for entries in taken(window)] == [[5], [6, 7]]
-
-
-def test_order_of_a_large_batch_over_several_frames(rng: random.Random) -> None:
-    ids = list(range(500))
-    rng.shuffle(ids)
-    window = make(frame_max=1000, batched=True)
-    for i in ids:
-        add(window, explicit(i, b'%d' % i))
-    window.release()
-    frames = take_all(window)
-    assert max(map(len, frames)) <= 1004
-    assert [e for f in frames for e in read_publish(f)[1]] == [(i, b'%d' % i) for i in range(500)]
-
-
-# -- release of a batch
-
-
-def test_batch_is_held_back_until_its_release() -> None:
-    window = make(frame_max=100, batched=True)
-    add(window, *[b'x' * 50] * 5)
-    assert window.take() is None
-    assert (window.queued, window.in_flight) == (5, 0)
-    window.release()
-    add(window, b'later')
-    assert [i for entries in taken(window) for i, _ in entries] == [0, 1, 2, 3, 4]
-    assert (window.queued, window.in_flight) == (1, 5)
-    window.release()
-    assert taken(window) == [[(5, b'later')]]
-
-
-def test_release_of_nothing() -> None:
-    window = make(batched=True)
-    window.release()
-    window.release()
-    assert window.take() is None
-    add(window, b'x')
-    assert window.take() is None
 
 
 # -- limit of messages in flight
@@ -849,18 +765,14 @@ def test_fail_pending_after_confirms_out_of_order() -> None:
     assert window.fail_pending() == [waiters[0], waiters[2], waiters[4]]
 
 
-@pytest.mark.parametrize('batched', [False, True])
-def test_window_can_be_used_after_fail_pending(batched: bool) -> None:
-    window = make(batched=batched)
+def test_window_can_be_used_after_fail_pending() -> None:
+    window = make()
     add(window, b'a', b'b')
-    window.release()
     take_all(window)
     add(window, b'c')
     window.fail_pending()
     waiter = PendingConfirms(None, True)
     assert add(window, b'd', b'e', waiter=waiter) == [3, 4]
-    assert (window.take() is None) is batched
-    window.release()
     take_all(window)
     assert window.in_flight == 2
     assert settle(window, 0, 1, 2, 4, 3) == [waiter]
@@ -869,12 +781,10 @@ def test_window_can_be_used_after_fail_pending(batched: bool) -> None:
 # -- last_sent
 
 
-@pytest.mark.parametrize('batched', [False, True])
-def test_last_sent(batched: bool) -> None:
-    window = make(frame_max=100, next_id=10, batched=batched)
+def test_last_sent() -> None:
+    window = make(frame_max=100, next_id=10)
     assert window.last_sent == 0
     add(window, *[b'x' * 30] * 6)
-    window.release()
     assert window.last_sent == 0
     window.take()
     assert window.last_sent == 11
@@ -892,7 +802,6 @@ def test_last_sent(batched: bool) -> None:
     window.fail_pending()
     assert window.last_sent == 15
     add(window, explicit(70))
-    window.release()
     take_all(window)
     assert window.last_sent == 70
 
@@ -900,9 +809,8 @@ def test_last_sent(batched: bool) -> None:
 @pytest.mark.parametrize('size', [62, 63, 64, 65, 127, 128, 500])
 @pytest.mark.parametrize('wrapped', [0, 1, 40])
 def test_last_sent_while_the_ring_is_full_of_queued_messages(size: int, wrapped: int) -> None:
-    window = make(batched=True, next_id=1)
+    window = make(max_unconfirmed=1000, next_id=1)
     add(window, *[b'x'] * wrapped)
-    window.release()
     take_all(window)
     settle(window, *range(1, wrapped + 1))
     for _ in range(size):
@@ -990,20 +898,17 @@ def test_replay_sends_queued_messages_after_those_in_flight() -> None:
     assert seen == [0, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize('batched', [False, True])
-def test_replay_of_nothing(batched: bool) -> None:
-    window = make(batched=batched)
+def test_replay_of_nothing() -> None:
+    window = make()
     window.replay(4, 1000)
     assert window.take() is None
     add(window, b'a')
-    window.release()
     take_all(window)
     settle(window, 0)
     window.replay(5, 1000)
     assert window.take() is None
     assert (window.unsettled, window.publisher_id, window.frame_max) == (0, 5, 1000)
     add(window, b'b')
-    window.release()
     (data,) = take_all(window)
     assert read_publish(data) == (5, [(1, b'b')])
 
@@ -1016,30 +921,6 @@ def test_second_replay_resends_each_message_once() -> None:
     window.take()
     window.replay(3, 100)
     assert [i for entries in taken(window) for i, _ in entries] == list(range(6))
-
-
-def test_replay_does_not_release_a_batch() -> None:
-    window = make(batched=True)
-    add(window, b'a', b'b')
-    window.release()
-    add(window, explicit(9, b'c'), explicit(5, b'd'))
-    take_all(window)
-    settle(window, 0)
-    window.replay(3, 0)
-    assert taken(window) == [[(1, b'b')]]
-    assert window.take() is None
-    window.release()
-    assert taken(window) == [[(5, b'd'), (9, b'c')]]
-
-
-def test_replay_of_a_batch_that_was_never_released() -> None:
-    window = make(batched=True)
-    add(window, explicit(9, b'c'), explicit(5, b'd'))
-    window.replay(3, 0)
-    assert window.take() is None
-    add(window, explicit(7, b'e'))
-    window.release()
-    assert taken(window) == [[(5, b'd'), (7, b'e'), (9, b'c')]]
 
 
 def test_replay_of_filtered_messages() -> None:
@@ -1103,31 +984,29 @@ class TooLong(RuleBasedStateMachine):
 class Model(TooLong):
     """The window against a plain list: nothing is lost, duplicated, reordered or settled twice."""
 
-    batched = False
+    sealed = True  # else a waiter is sealed when the next one begins
 
     def __init__(self) -> None:
         super().__init__()
         self.limit = 12
         self.frame_max = 120
-        self.window = make(0, self.frame_max, self.limit, 0, batched=self.batched)
+        self.window = make(0, self.frame_max, self.limit, 0)
         self.feed = Feed(self.window)
         self.publisher_id = 0
         self.next_id = 0
         self.last_id = -1
-        self.last_released = -1
         self.last_sent = 0
         self.last_written = -1
-        self.unreleased: list[int] = []
         self.queued: list[int] = []
         self.flying: list[int] = []
         self.bodies: dict[int, bytes] = {}
         self.waiting: dict[int, PendingConfirms] = {}  # of each unsettled message
         self.refused: dict[PendingConfirms, list[tuple[int, int]]] = {}
-        self.waiter = PendingConfirms(None, not self.batched)
+        self.waiter = PendingConfirms(None, self.sealed)
         self.settled: set[int] = set()
 
     def added(self, publish_id: int, body: bytes) -> None:
-        (self.unreleased if self.batched else self.queued).append(publish_id)
+        self.queued.append(publish_id)
         self.bodies[publish_id] = body
         self.waiting[publish_id] = self.waiter
         self.last_id = max(self.last_id, publish_id)
@@ -1147,10 +1026,7 @@ class Model(TooLong):
             return
         body = bytes([len(self.bodies) % 256]) * size
         message = explicit(publish_id, body)
-        allowed = publish_id > self.last_id or (
-            self.batched and publish_id > self.last_released and publish_id not in self.unreleased
-        )
-        if allowed:
+        if publish_id > self.last_id:
             assert self.window.append(message, self.waiter) == publish_id
             self.added(publish_id, body)
         else:
@@ -1159,17 +1035,10 @@ class Model(TooLong):
 
     @rule()
     def next_waiter(self) -> None:
-        if self.batched:
+        if not self.sealed:
             empty = self.waiter not in self.waiting.values()
             assert self.waiter.seal() is empty
-        self.waiter = PendingConfirms(None, not self.batched)
-
-    @rule()
-    def release(self) -> None:
-        self.window.release()
-        self.queued += sorted(self.unreleased)
-        self.unreleased.clear()
-        self.last_released = self.last_id
+        self.waiter = PendingConfirms(None, self.sealed)
 
     @rule()
     def take(self) -> None:
@@ -1242,10 +1111,8 @@ class Model(TooLong):
         assert len(waiters) == len(set(waiters))
         assert set(waiters) == set(self.waiting.values())
         assert all(waiter.remaining == 0 for waiter in waiters)
-        if not self.batched:
-            self.last_id = self.last_written  # higher ids may be used again
+        self.last_id = self.last_written  # higher ids may be used again
         self.waiting.clear()
-        self.unreleased.clear()
         self.queued.clear()
         self.flying.clear()
 
@@ -1253,7 +1120,7 @@ class Model(TooLong):
     def counts(self) -> None:
         window = self.window
         assert window.in_flight == len(self.flying) <= self.limit
-        assert window.queued == len(self.queued) + len(self.unreleased)
+        assert window.queued == len(self.queued)
         assert window.unsettled == len(self.waiting)
         assert window.next_id == self.next_id
         values = list(self.waiting.values())
@@ -1264,7 +1131,6 @@ class Model(TooLong):
 
     def teardown(self) -> None:
         """Whatever happened, the remaining messages can be sent and confirmed."""
-        self.release()
         while self.waiting:
             self.take()
             if self.flying:
@@ -1273,21 +1139,20 @@ class Model(TooLong):
         self.counts()
 
 
-class BatchedModel(Model):
-    batched = True
+class UnsealedModel(Model):
+    sealed = False
 
 
 TestModel = pytest.mark.long(Model.TestCase)
 TestModel.settings = settings(max_examples=150, stateful_step_count=60)
-TestBatchedModel = pytest.mark.long(BatchedModel.TestCase)
-TestBatchedModel.settings = settings(max_examples=150, stateful_step_count=60)
+TestUnsealedModel = pytest.mark.long(UnsealedModel.TestCase)
+TestUnsealedModel.settings = settings(max_examples=150, stateful_step_count=60)
 
 
-@pytest.mark.parametrize('batched', [False, True])
 @pytest.mark.parametrize('walk', range(4))
-def test_long_random_run(walk: int, batched: bool, rng: random.Random) -> None:
+def test_long_random_run(walk: int, rng: random.Random) -> None:
     """Many messages through a ring that wraps and grows, with reconnects; each is settled once."""
-    window = make(0, 2000, 500, batched=batched)
+    window = make(0, 2000, 500)
     waiters: list[PendingConfirms] = []
     flying: list[int] = []
     settled: list[int] = []
@@ -1300,8 +1165,6 @@ def test_long_random_run(walk: int, batched: bool, rng: random.Random) -> None:
                 waiters.append(waiter)
                 assert window.append(b'%d' % appended, waiter) == appended
                 appended += 1
-        if rng.random() < 0.5 or appended == 20_000:
-            window.release()
         while (data := window.take()) is not None:
             entries = read_publish(data)[1]
             assert all(body == b'%d' % i for i, body in entries)

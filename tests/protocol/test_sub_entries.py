@@ -41,11 +41,10 @@ def make(
     max_unconfirmed: int = 10_000,
     next_id: int = 0,
     amqp: bool = False,
-    batched: bool = False,
 ) -> PublishWindow:
     kind = Compression(compression)
     block = SubEntry(size, kind.code, compressor(kind))
-    return PublishWindow(3, frame_max, max_unconfirmed, next_id, None, amqp, batched, block)
+    return PublishWindow(3, frame_max, max_unconfirmed, next_id, None, amqp, block)
 
 
 def entries(window: PublishWindow) -> list[tuple[int, int | None, list[bytes]]]:
@@ -163,7 +162,7 @@ def test_largest_sub_entry() -> None:
 
 def test_sub_entries_have_no_filter_values() -> None:
     with pytest.raises(ValueError, match='filter'):
-        PublishWindow(0, 0, 100, 0, lambda ctx: None, True, False, SubEntry(5))
+        PublishWindow(0, 0, 100, 0, lambda ctx: None, True, SubEntry(5))
 
 
 def test_sub_entry_larger_than_the_window() -> None:
@@ -277,22 +276,6 @@ def test_explicit_ids_of_a_list() -> None:
     assert add(window, *messages)[-4:] == [3, 4, 4, 5]
     with pytest.raises(ValueError, match='publishing id 5'):
         window.check_ids((b'a', explicit(5)), 0, 2)
-
-
-def test_batch_sorts_sub_entries() -> None:
-    window = make(2, batched=True)
-    add(window, explicit(5, b'5'), b'6', b'6', explicit(3, b'3'), b'7', b'7', explicit(4, b'4'))
-    with pytest.raises(ValueError, match='in the batch'):
-        add(window, explicit(6))
-    assert window.take() is None
-    window.release()
-    assert [(i, part) for i, _, part in entries(window)] == [
-        (3, [b'3']),
-        (4, [b'4']),
-        (5, [b'5']),
-        (6, [b'6', b'6']),
-        (7, [b'7', b'7']),
-    ]
 
 
 def test_no_id_follows_the_highest() -> None:
@@ -431,13 +414,11 @@ def test_replay_refuses_messages_too_large_for_new_frames() -> None:
 
 
 def test_replay_fills_frames_no_more_than_the_window() -> None:
-    window = make(10, max_unconfirmed=10, batched=True)
-    for size in (6, 7, 8):
-        add(window, *bodies(*range(size)))
-        window.release()
+    window = make(10, max_unconfirmed=10)
+    add(window, *bodies(*range(21)))
     assert len(entries(window)) == 1
     window.replay(3, 0)
-    for count in (6, 7, 8):
+    for count in (10, 10, 1):
         ((publish_id, _, messages),) = entries(window)
         assert len(messages) == count
         settle(window, publish_id)
@@ -453,7 +434,6 @@ def test_window_cannot_be_used_while_it_encodes() -> None:
             for call in (
                 lambda: window.append('x', PendingConfirms()),
                 window.take,
-                window.release,
                 window.fail_pending,
                 lambda: window.replay(1, 0),
             ):
@@ -479,7 +459,6 @@ def test_window_cannot_be_used_while_it_encodes() -> None:
 class Model(TooLong):
     """The window against plain lists: nothing is lost, duplicated, reordered or settled twice."""
 
-    batched = False
     compression = 'none'
 
     def __init__(self) -> None:
@@ -491,14 +470,12 @@ class Model(TooLong):
             self.compression,
             frame_max=self.frame_max,
             max_unconfirmed=self.limit,
-            batched=self.batched,
         )
         self.feed = Feed(self.window)
         self.count = 0
         self.bodies: dict[int, bytes] = {}  # of messages, numbered as they came
         self.ids: dict[int, int] = {}  # publishing id of each
         self.owner: dict[int, PendingConfirms] = {}
-        self.unreleased: list[int] = []
         self.queued: list[int] = []
         self.flying: dict[int, list[int]] = {}  # messages of each id
         self.waiter = PendingConfirms(None, True)
@@ -513,7 +490,7 @@ class Model(TooLong):
         self.bodies[number] = body
         self.ids[number] = publish_id
         self.owner[number] = self.waiter
-        (self.unreleased if self.batched else self.queued).append(number)
+        self.queued.append(number)
 
     @rule(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8))
     def append(self, sizes: list[int]) -> None:
@@ -531,12 +508,6 @@ class Model(TooLong):
     @rule()
     def next_waiter(self) -> None:
         self.waiter = PendingConfirms(None, True)
-
-    @rule()
-    def release(self) -> None:
-        self.window.release()
-        self.queued += self.unreleased
-        self.unreleased.clear()
 
     @rule()
     def take(self) -> None:
@@ -597,7 +568,6 @@ class Model(TooLong):
         assert len(waiters) == len(set(waiters))
         assert set(waiters) == set(self.owner.values())
         self.owner.clear()
-        self.unreleased.clear()
         self.queued.clear()
         self.flying.clear()
 
@@ -605,7 +575,7 @@ class Model(TooLong):
     def counts(self) -> None:
         window = self.window
         assert window.in_flight == sum(map(len, self.flying.values())) <= self.limit
-        assert window.queued == len(self.queued) + len(self.unreleased)
+        assert window.queued == len(self.queued)
         assert window.unsettled == len(self.owner)
         values = list(self.owner.values())
         for waiter in set(values):
@@ -613,16 +583,11 @@ class Model(TooLong):
 
     def teardown(self) -> None:
         """Whatever happened, the remaining messages can be sent and confirmed."""
-        self.release()
         while self.owner:
             self.take()
             ids = list(self.flying)
             assert set(self.feed.confirm(*ids)) == self.finished(ids)
         self.counts()
-
-
-class BatchedModel(Model):
-    batched = True
 
 
 class CompressedModel(Model):
@@ -632,8 +597,6 @@ class CompressedModel(Model):
 CHECKS = settings(max_examples=150, stateful_step_count=60)
 TestModel = pytest.mark.long(Model.TestCase)
 TestModel.settings = CHECKS
-TestBatchedModel = pytest.mark.long(BatchedModel.TestCase)
-TestBatchedModel.settings = CHECKS
 TestCompressedModel = pytest.mark.long(CompressedModel.TestCase)
 TestCompressedModel.settings = CHECKS
 
@@ -643,7 +606,7 @@ TestCompressedModel.settings = CHECKS
 
 def compressing(during: Callable[[memoryview], bytes], size: int = 2) -> PublishWindow:
     """A window that compresses sub-entries with a given function."""
-    return PublishWindow(3, 0, 100, 0, None, False, True, SubEntry(size, 1, during))
+    return PublishWindow(3, 0, 100, 0, None, False, SubEntry(size, 1, during))
 
 
 @pytest.mark.parametrize('thread', [False, True], ids=['same thread', 'another thread'])
@@ -657,7 +620,6 @@ def test_window_is_refused_while_it_compresses(thread: bool) -> None:
             'put': lambda: window.put(b'x', None),
             'extend': lambda: window.extend(iter([b'x']), 1, PendingConfirms()),
             'take': window.take,
-            'release': window.release,
             'replay': lambda: window.replay(4, 0),
             'fail_pending': window.fail_pending,
         }
@@ -678,13 +640,12 @@ def test_window_is_refused_while_it_compresses(thread: bool) -> None:
     window = compressing(compress)
     messages = [b'%d' % i * 50 for i in range(5)]
     add(window, *messages)
-    window.release()
     assert entries(window) == [
         (0, 1, messages[:2]),
         (1, 1, messages[2:4]),
         (2, 1, messages[4:]),
     ]
-    assert len(refused) == 3 * 7
+    assert len(refused) == 3 * 6
 
 
 def test_messages_are_kept_when_the_compressor_fails() -> None:
@@ -707,6 +668,5 @@ def test_messages_are_kept_when_the_compressor_fails() -> None:
     add(window, messages[2], waiter=waiter)
     failing += [False, True]
     with pytest.raises(MemoryError):
-        window.release()
-    window.release()
+        window.take()
     assert entries(window) == [(0, 1, messages[:2]), (1, 1, messages[2:3])]

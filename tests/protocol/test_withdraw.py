@@ -149,7 +149,7 @@ def test_message_with_filter_value_is_withdrawn() -> None:
 
 
 def test_message_in_a_sub_entry_is_not_withdrawn() -> None:
-    window = PublishWindow(3, 0, 100, 0, None, False, False, SubEntry(2, 0, None))
+    window = PublishWindow(3, 0, 100, 0, None, False, SubEntry(2, 0, None))
     messages = put(window, b'a', b'b', b'c')
     assert not any(window.give_up(*message) for message in messages)
     assert (window.queued, window.given_up) == (3, 0)
@@ -366,9 +366,6 @@ def test_other_kinds_of_callers_are_not_joined() -> None:
     window.put(explicit(2), object())
     for publish_id in (1, 2):
         assert window.join(explicit(publish_id), single) is None
-    batched = make(batched=True)
-    put(batched, explicit(1))
-    assert batched.join(explicit(1), single) is None
 
 
 def test_message_that_cannot_be_encoded_does_not_join() -> None:

@@ -214,24 +214,14 @@ def test_filter_refuses_values_of_wrong_type(values: Any) -> None:
         rbs.streams_client(URI).subscribe('s', filter=rbs.MessageFilter(str, values))
 
 
-TRACKING = {'auto_offset': True}
-
-
 @pytest.mark.parametrize(
     'argument',
     [
         {'group': b'g'},
         {'group': True},
-        {'handover_timeout': '3'},
-        {'handover_timeout': None},
-        {'handover_timeout': True},
-        {'handover_timeout': timedelta(seconds=3)},
-        {'stranded_after': '3'} | TRACKING,
-        {'stranded_after': False} | TRACKING,
-        {'stranded_after': timedelta(seconds=3)} | TRACKING,
-        {'auto_offset': 1},
-        {'auto_offset': 'g'},
-        {'auto_offset': rbs.OffsetTracking},
+        {'commit': 1},
+        {'commit': True},
+        {'commit': rbs.OffsetTracking},
     ],
     ids=repr,
 )
@@ -241,40 +231,80 @@ def test_group_refuses_argument_of_wrong_type(argument: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    'argument',
+    [
+        {'name': b'g'},
+        {'handover_timeout': '3'},
+        {'handover_timeout': None},
+        {'handover_timeout': True},
+        {'handover_timeout': timedelta(seconds=3)},
+        {'stranded_after': '3'},
+        {'stranded_after': False},
+        {'stranded_after': timedelta(seconds=3)},
+        {'on_revoke': 'flush'},
+    ],
+    ids=repr,
+)
+def test_settings_of_a_group_refuse_argument_of_wrong_type(argument: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentTypeError, match=r'group|handover_timeout|stranded_after|on_revoke'):
+        rbs.Group(**{'name': 'g'} | argument)
+
+
+@pytest.mark.parametrize(
+    ('argument', 'text'),
+    [
+        *(
+            ({'handover_timeout': value}, f'above 0 and at most 50 seconds, .*, not {value}$')
+            for value in (0, -1, 50.1, float('inf'), float('nan'))
+        ),
+        *(
+            ({'stranded_after': value}, 'stranded_after must be .*seconds')
+            for value in (0, -1, float('inf'), float('nan'))
+        ),
+    ],
+    ids=lambda item: repr(item) if isinstance(item, dict) else '',
+)
+def test_settings_of_a_group_refuse_argument_out_of_range(
+    argument: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        rbs.Group('g', **argument)
+
+
+ASK: Any = print  # a function whose repr is the same in each process
+
+
+@pytest.mark.parametrize(
     ('argument', 'text'),
     [
         ({'group': ''}, 'group must not be empty'),
         ({'group': 'x' * 256}, "group 'x+...' is longer than 255 bytes"),
         ({'group': '\ud800'}, 'not valid Unicode'),
         *(
-            ({'handover_timeout': value}, f'above 0 and at most 50 seconds, .*, not {value}$')
-            for value in (0, -1, 50.1, float('inf'), float('nan'))
-        ),
-        *(
-            ({'stranded_after': value} | TRACKING, 'stranded_after must be 0 or more seconds')
-            for value in (-1, float('inf'), float('nan'))
-        ),
-        *(
-            ({'stranded_after': value} | TRACKING, 'stranded_after must be 0, or above 5 seconds')
+            ({'group': rbs.Group('g', stranded_after=value)}, 'must be above 5 seconds')
             for value in (0.001, 5)
         ),
         (
-            {'stranded_after': 1, 'auto_offset': rbs.OffsetTracking(manual=True)},
-            'stranded_after must be 0, or above 1 seconds, not 1',
+            {'group': rbs.Group('g', stranded_after=1), 'commit': 'manual'},
+            'stranded_after must be above 1 seconds, not 1',
         ),
-        ({'stranded_after': 60}, 'stranded_after requires auto_offset'),
-        ({'auto_offset': rbs.OffsetTracking('h')}, "'g' stores its offset .* not under 'h'"),
-        ({'auto_offset': rbs.OffsetTracking('')}, "'g' stores its offset .* not under ''"),
+        *(
+            ({'group': rbs.Group('g', stranded_after=60)} | other, 'looks at the stored offset')
+            for other in ({'commit': 'off'}, {'offset': ASK})
+        ),
+        ({'commit': 'never'}, "commit must be 'auto', 'manual' or 'off', not 'never'"),
+        ({'commit': rbs.OffsetTracking('h')}, "'g' stores its offset .* not under 'h'"),
+        ({'commit': rbs.OffsetTracking('')}, "'g' stores its offset .* not under ''"),
         ({'offset': rbs.Offset.reference('h')}, "'g' starts after the offset .* not under 'h'"),
         (
             {'offset': {'p': rbs.Offset.reference('h')}, 'super_stream': True},
             "'g' starts after the offset .* not under 'h'",
         ),
         ({'offset': rbs.Offset.FIRST, 'until': 'now'}, 'a group has no end'),
-        ({'group': None, 'auto_offset': True}, 'pass group=..., or'),
-        ({'group': None, 'auto_offset': rbs.OffsetTracking()}, 'OffsetTracking needs a reference'),
-        ({'group': None, 'handover_timeout': 3}, 'handover_timeout and .* require group='),
-        ({'group': None, 'stranded_after': 60}, 'stranded_after require group='),
+        *(
+            ({'group': None, 'commit': value}, 'needs the name under which to store')
+            for value in ('auto', 'manual', rbs.OffsetTracking())
+        ),
     ],
     ids=lambda item: repr(item) if isinstance(item, dict) else '',
 )
@@ -287,14 +317,16 @@ def test_group_refuses_argument_out_of_range(argument: dict[str, Any], text: str
     'argument',
     [
         {'group': 'x' * 255},
-        {'handover_timeout': 50},
-        {'stranded_after': None},
-        {'stranded_after': 60} | TRACKING,
-        {'auto_offset': False},
-        {'auto_offset': rbs.OffsetTracking('g')},
-        {'auto_offset': rbs.OffsetTracking(manual=True)},
+        {'group': rbs.Group('g', handover_timeout=50)},
+        {'group': rbs.Group('g', stranded_after=60, on_revoke=ASK)},
+        {'commit': 'off'},
+        {'commit': None},
+        {'commit': rbs.OffsetTracking('g')},
+        {'commit': rbs.OffsetTracking(manual=True)},
+        {'commit': 'auto', 'offset': ASK},
         {'offset': rbs.Offset.reference('g')},
-        {'group': None, 'stranded_after': 0},
+        {'group': None, 'offset': rbs.Offset.reference('g'), 'commit': 'auto'},
+        {'group': None, 'commit': 'off'},
     ],
     ids=repr,
 )

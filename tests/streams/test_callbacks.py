@@ -202,8 +202,7 @@ async def test_route(client: rbs.StreamsClient, error: BaseException, where: str
     def failing(message: object) -> str:
         raise error
 
-    cls: Any = rbs.PublisherBatchFast if way == 'batch' else rbs.Publisher
-    opener = client.super_stream('orders').publisher(route=ROUTES[where](failing), cls=cls)
+    opener = client.super_stream('orders').publisher(route=ROUTES[where](failing))
     async with asyncio.timeout(HANG), opener as publisher:
         with raising(error, where):
             await SENDS[way](publisher)
@@ -214,8 +213,7 @@ async def test_filter_extract(client: rbs.StreamsClient, error: BaseException, w
     def extract(ctx: rbs.MessageCtx) -> str:
         raise error
 
-    cls: Any = rbs.PublisherBatchFast if way == 'batch' else rbs.Publisher
-    opener = client.publisher('events', filter_extract=extract, cls=cls)
+    opener = client.publisher('events', filter_extract=extract)
     async with asyncio.timeout(HANG), opener as publisher:
         with raising(error, 'filter_extract'):
             await SENDS[way](publisher)

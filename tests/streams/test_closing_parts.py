@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from rbfly.streams.publisher import BasePublisher
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.members import NewClient
@@ -82,7 +81,7 @@ def subscribe(client: rbs.StreamsClient, stream: str, **options: Any) -> Any:
     arguments: dict[str, Any] = {
         'super_stream': stream != 'single',
         'offset': rbs.Offset.FIRST,
-        'auto_offset': TRACKING,
+        'commit': TRACKING,
         'timeout': HANG,
     } | options
     return subscribe_to(client, stream, **arguments)
@@ -235,7 +234,7 @@ async def test_next_member_receives_everything_after_an_interrupted_close(
     stopped: bool,
 ) -> None:
     name, client = stream if kind == 'single' else super_stream, clients()
-    options = {'group': group, 'auto_offset': None, 'super_stream': kind == 'super'}
+    options = {'group': group, 'commit': None, 'super_stream': kind == 'super'}
     opener: Any = client.publisher(name)
     if kind != 'single':
         opener = client.super_stream(name).publisher(route=rbs.by_hash(str))
@@ -259,12 +258,9 @@ async def test_next_member_receives_everything_after_an_interrupted_close(
 # -- publishers
 
 
-async def fill(publisher: Any) -> None:
+async def fill(publisher: Any, *, batched: bool = True) -> None:
     """Publish messages whose confirms are pending; the route of one is unknown."""
-    if isinstance(publisher, rbs.SuperStreamBatchLimitPublisher):
-        for key in ('0', '1'):
-            await publisher.batch(key, max_len=10)
-    elif isinstance(publisher, rbs.SuperStreamBatchPublisher):
+    if batched:
         for key in ('0', '1', '2'):
             publisher.batch(key)
     else:
@@ -277,36 +273,24 @@ async def check_ended(publisher: Any) -> None:
         with contextlib.suppress(rbs.RbFlyError):  # what no other call has raised
             await publisher.close()
     await publisher.close()
-    if isinstance(publisher, rbs.SuperStreamBatchPublisher):
+    for call in (publisher.flush(), publisher.send('0')):
         with pytest.raises(rbs.PublisherError):
-            await publisher.flush()
-    else:
-        with pytest.raises(rbs.PublisherError):
-            await publisher.send('0')
+            await call
     assert publisher.capacity == 0
 
 
-KINDS: dict[str, Any] = {
-    'send': rbs.Publisher,
-    'batch': rbs.PublisherBatchFast,
-    'batch with limit': rbs.PublisherBatchLimit,
-}
-
-
 @pytest.mark.both_loops
-@pytest.mark.parametrize('kind', [*KINDS])
-async def test_interrupted_close_of_a_publisher(memory: StreamBroker, kind: str) -> None:
+@pytest.mark.parametrize('batched', [False, True])
+async def test_interrupted_close_of_a_publisher(memory: StreamBroker, batched: bool) -> None:
     memory.create_super_stream('keys', binding_keys=['0', '1', '2'])
     async with rbs.streams_client(memory.uri) as client:
         for turns in count():
             route = rbs.by_key(str)
-            publisher: Any = await client.super_stream('keys').publisher(
-                route=route, cls=KINDS[kind], name='shop'
-            )
-            await fill(publisher)
+            publisher: Any = await client.super_stream('keys').publisher(route=route, name='shop')
+            await fill(publisher, batched=batched)
             interrupted = await interrupt(publisher.close, turns)
             await forgotten(memory)
-            if interrupted and kind == 'batch' and turns == 0:
+            if interrupted and batched and turns == 0:
                 with pytest.raises(rbs.WindowTimeout, match='not sent: 3') as caught:
                     await publisher.close()
                 assert caught.value.unsent == 3
@@ -319,9 +303,7 @@ async def test_interrupted_close_beside_another(memory: StreamBroker) -> None:
     """The close of another task still sends everything, and waits for the confirms."""
     memory.create_super_stream('keys', binding_keys=['0', '1', '2'])
     async with rbs.streams_client(memory.uri) as client:
-        publisher: BasePublisher | Any = await client.super_stream('keys').publisher(
-            route=rbs.by_key(str), cls=rbs.PublisherBatchFast
-        )
+        publisher: Any = await client.super_stream('keys').publisher(route=rbs.by_key(str))
         await fill(publisher)
         closing = asyncio.create_task(publisher.close())
         await asyncio.sleep(0)
@@ -332,7 +314,9 @@ async def test_interrupted_close_beside_another(memory: StreamBroker) -> None:
 
 
 @pytest.mark.parametrize('aborted', [False, True])
-async def test_part_of_a_publisher_that_fails_to_close(aborted: bool) -> None:
+async def test_part_of_a_publisher_that_fails_to_close(
+    aborted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_super_stream('orders', partitions=PARTITIONS)
         publisher = await client.super_stream('orders').publisher(
@@ -340,10 +324,10 @@ async def test_part_of_a_publisher_that_fails_to_close(aborted: bool) -> None:
         )
         await publisher.send('x')
 
-        def fail() -> None:
+        def fail(*_: object) -> None:
             raise RuntimeError('failed')
 
-        publisher._publishers[0]._session._release = fail  # type: ignore[union-attr]
+        monkeypatch.setattr(publisher._publishers[0]._session, '_give_up', fail)
         if aborted:
             failed: list[dict[str, Any]] = []
             loop = asyncio.get_running_loop()

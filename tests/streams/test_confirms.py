@@ -56,7 +56,7 @@ async def test_every_publishing_method_confirms_each_message_once(
             confirmation.add_done_callback(lambda item: confirmed.update([item.publish_id]))
         await asyncio.gather(*submitted)
         assert await publisher.send_many(numbers(200, 300)) == 100
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast, amqp=False) as batch:
+    async with client.publisher(stream, amqp=False) as batch:
         for i in range(300, 400):
             batch.batch(b'%d' % i)
         await batch.flush()
@@ -202,7 +202,7 @@ async def test_flush_returns_if_the_batch_is_already_confirmed() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as batch,
+        client.publisher('test') as batch,
     ):
         batch.batch('x')
         flushing = asyncio.create_task(batch.flush())
@@ -238,8 +238,7 @@ async def test_full_window_blocks_until_a_confirm() -> None:
         await asyncio.gather(*tasks)
 
 
-@pytest.mark.parametrize('timeout', [None, 0])
-async def test_wait_for_capacity_ends_only_at_its_timeout(timeout: float | None) -> None:
+async def test_wait_for_capacity_ends_only_at_its_timeout() -> None:
     held: Held = []
     async with (
         FakeBroker(on=holding(held)) as fake,
@@ -254,8 +253,8 @@ async def test_wait_for_capacity_ends_only_at_its_timeout(timeout: float | None)
         with pytest.raises(ConfirmTimeout, match='0 of 0'):
             await publisher.send_many(['x'], timeout=0.02)
         patient = [
-            asyncio.create_task(publisher.send('y', timeout=timeout)),
-            asyncio.create_task(publisher.send_many(['z'], timeout=timeout)),
+            asyncio.create_task(publisher.send('y')),
+            asyncio.create_task(publisher.send_many(['z'])),
         ]
         await until(
             lambda: len(publisher._core.capacity.waiting) == 2, 'both calls wait for capacity'
@@ -289,7 +288,7 @@ async def test_late_confirms_are_ignored() -> None:
         FakeBroker(on=holding(held)) as fake,
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as batch,
+        client.publisher('test') as batch,
     ):
         with pytest.raises(ConfirmTimeout, match='did not confirm') as caught:
             await publisher.send('x', timeout=0.02)

@@ -44,7 +44,7 @@ FREE_IDS = 256
 
 async def publish(client: rbs.StreamsClient, stream: str, *bodies: Any, **arguments: Any) -> None:
     """Publish as one batch: usually one chunk, or few."""
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast, **arguments) as publisher:
+    async with client.publisher(stream, **arguments) as publisher:
         for body in bodies:
             publisher.batch(body)
         await publisher.flush()
@@ -804,9 +804,7 @@ async def publish_kinds(
 ) -> None:
     """Publish one chunk of three messages for each kind."""
     for kind in kinds:
-        async with client.publisher(
-            stream, cls=rbs.PublisherBatchFast, filter_extract=kind_of
-        ) as publisher:
+        async with client.publisher(stream, filter_extract=kind_of) as publisher:
             for i in range(3):
                 properties = {} if kind is None else {'kind': kind}
                 publisher.batch(rbs.stream_message_ctx(f'{kind} {i}', app_properties=properties))
@@ -915,8 +913,8 @@ def test_arguments_are_checked() -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost/')
     with pytest.raises(ValueError, match='on_decode_error'):
         client.subscribe('test', on_decode_error='ignore')  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match='auto_offset'):
-        client.subscribe('test', auto_offset='reader')  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match='commit'):
+        client.subscribe('test', commit='reader')  # type: ignore[call-overload]
     for limit in (0, -1, 2**31):
         with pytest.raises(ValueError, match='max_messages'):
             client.subscribe('test').batches(limit)

@@ -72,7 +72,9 @@ async def main(uri, stream, path, kind, seed):
         async with (
             rbs.streams_client(uri) as client,
             (client.super_stream(stream) if kind == 'super' else client).subscribe(
-                *([stream] * (kind != 'super')), group='work', offset=start, handover_timeout=0.2,
+                *([stream] * (kind != 'super')),
+                group=rbs.Group('work', handover_timeout=0.2),
+                offset=start,
             ) as messages,
         ):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)

@@ -107,9 +107,7 @@ async def test_fetched_messages_are_finished_when_the_program_asks_for_more(
         await publisher.send_many(range(10))
     tracking = rbs.OffsetTracking('reader', every=0, interval=0)
     for asks in (False, True):
-        async with client.subscribe(
-            stream, offset=rbs.Offset.FIRST, auto_offset=tracking
-        ) as messages:
+        async with client.subscribe(stream, offset=rbs.Offset.FIRST, commit=tracking) as messages:
             assert await drain(messages, 10, 10)
             if asks:
                 assert not await messages.fetch(10, timeout=0.01)
@@ -123,7 +121,7 @@ async def test_fetch_of_a_subscription_that_has_ended(
     async with client.publisher(stream) as publisher:
         await publisher.send_many(range(10))
     tracking = rbs.OffsetTracking('reader', every=0, interval=0)
-    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, auto_offset=tracking)
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, commit=tracking)
     assert await drain(messages, 10)
     fetching: asyncio.Future[Any] | None = None
     if 'waits' in how:

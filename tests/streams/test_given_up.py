@@ -63,7 +63,7 @@ def test_message_sent_on_a_lost_connection_counts_as_sent(again: bool) -> None:
 
 
 def test_sub_entry_too_large_for_the_new_frame_size_is_refused_as_a_whole() -> None:
-    window = PublishWindow(3, 1 << 20, 100, 0, None, False, False, SubEntry(3, 0, None))
+    window = PublishWindow(3, 1 << 20, 100, 0, None, False, SubEntry(3, 0, None))
     waiters = [PendingConfirms(i, True) for i in range(4)]
     for waiter in waiters:
         window.append(b'x' * 30, waiter)

@@ -11,7 +11,7 @@ from tests.members import HANG, NewClient, Reader, publish, take, until_active
 from tests.supers import subscribe_to
 
 MANUAL: dict[str, Any] = {
-    'auto_offset': rbs.OffsetTracking(manual=True),
+    'commit': rbs.OffsetTracking(manual=True),
     'offset': rbs.Offset.FIRST,
 }
 
@@ -229,7 +229,7 @@ async def test_close_of_a_member_reports_an_offset_that_it_could_not_store(
         opener = client.super_stream(name).publisher(route=rbs.by_hash(str))
     async with opener as publisher:
         await publisher.send_many(range(60))
-    options: dict[str, Any] = {'group': group, 'auto_offset': True, 'offset': rbs.Offset.FIRST}
+    options: dict[str, Any] = {'group': group, 'commit': 'auto', 'offset': rbs.Offset.FIRST}
     messages = subscribe_to(client, name, super_stream=kind == 'super', **options)
     await take(messages, 60)
     session = messages._session

@@ -23,7 +23,7 @@ from tests.members import take
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 GROUP = 'billing'
-OPTIONS: Any = {'group': GROUP, 'auto_offset': True, 'offset': rbs.Offset.FIRST}
+OPTIONS: Any = {'group': GROUP, 'commit': 'auto', 'offset': rbs.Offset.FIRST}
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ async def test_offsets_of_an_active_member_only(
 ) -> None:
     """After it has handed over, a member stores nothing, though the timer of its tracking runs."""
     tracking = rbs.OffsetTracking(interval=0.01)
-    async with client.subscribe('orders', **OPTIONS | {'auto_offset': tracking}) as messages:
+    async with client.subscribe('orders', **OPTIONS | {'commit': tracking}) as messages:
         assert await anext(messages) == 0
         assert await anext(messages) == 1
         await until(lambda: broker.offsets('orders') == {GROUP: 0}, 'the offset is stored')
@@ -367,7 +367,7 @@ async def test_offsets_of_an_active_member_only(
 
 async def test_offsets_are_stored_by_count(broker: StreamBroker, client: rbs.StreamsClient) -> None:
     tracking = rbs.OffsetTracking(every=3, interval=0)
-    async with client.subscribe('orders', **OPTIONS | {'auto_offset': tracking}) as messages:
+    async with client.subscribe('orders', **OPTIONS | {'commit': tracking}) as messages:
         for number in range(4):
             assert await anext(messages) == number
         await until(lambda: broker.offsets('orders') == {GROUP: 2}, 'the offset is stored')
@@ -407,7 +407,7 @@ async def test_commit_of_an_earlier_activity(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     """The member has lost its activity since, and another one may have stored a later offset."""
-    options = OPTIONS | {'auto_offset': rbs.OffsetTracking(manual=True)}
+    options = OPTIONS | {'commit': rbs.OffsetTracking(manual=True)}
     async with client.subscribe('orders', **options) as messages:
         assert await take(messages, 5) == [*range(5)]
         await messages.commit(0)
@@ -500,7 +500,9 @@ async def test_group_on_a_stream_that_was_created_again(
 async def test_dropped_member_is_released(broker: StreamBroker, client: rbs.StreamsClient) -> None:
     gc.disable()
     try:
-        messages = client.subscribe('orders', stranded_after=60, **OPTIONS)
+        messages = client.subscribe(
+            'orders', **OPTIONS | {'group': rbs.Group(GROUP, stranded_after=60)}
+        )
         assert await anext(messages) == 0
         assert await anext(messages) == 1
         session = weakref.ref(messages._session)

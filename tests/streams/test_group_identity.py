@@ -75,7 +75,7 @@ async def test_recreated_stream_is_read_from_its_first_message(
         stream,
         group=group,
         offset=offset.get(kept, rbs.Offset.FIRST),
-        auto_offset=tracking,
+        commit=tracking,
         timeout=HANG,
     ) as messages:
         assert (await take(messages, 1 if kept == 'resolved' else OLD))[-1] == OLD - 1

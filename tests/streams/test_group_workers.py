@@ -21,7 +21,7 @@ import rbfly.streams as rbs
 async def main(uri, stream, group, how):
     async with rbs.streams_client(uri) as client:
         async with client.super_stream(stream).subscribe(
-            group=group, auto_offset=True, offset=rbs.Offset.FIRST
+            group=group, commit='auto', offset=rbs.Offset.FIRST
         ) as messages:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)
             await messages.open()

@@ -16,9 +16,9 @@ from tests.members import NewClient, Reader, publish, take, until_active
 
 
 async def test_one_member_reads(clients: NewClient, stream: str, group: str) -> None:
-    first = Reader(clients().subscribe(stream, group=group, auto_offset=True))
+    first = Reader(clients().subscribe(stream, group=group, commit='auto'))
     await until_active(first.messages)
-    second = Reader(clients().subscribe(stream, group=group, auto_offset=True))
+    second = Reader(clients().subscribe(stream, group=group, commit='auto'))
     await second.messages.open()
     await publish(clients(), stream, range(100))
     await until(lambda: len(first.bodies) == 100, 'the group has changed')
@@ -38,7 +38,7 @@ async def test_the_next_member_starts_after_the_stored_offset(
 ) -> None:
     client = clients()
     await publish(client, stream, range(10))
-    options: Any = {'group': group, 'auto_offset': True, 'offset': rbs.Offset.FIRST}
+    options: Any = {'group': group, 'commit': 'auto', 'offset': rbs.Offset.FIRST}
     async with client.subscribe(stream, **options) as messages:
         assert await take(messages, 4) == [0, 1, 2, 3]
     # the fourth message was not finished
@@ -100,11 +100,11 @@ async def test_second_takes_over_where_the_first_stopped(
     async def ask(name: str) -> rbs.Offset:
         return rbs.Offset.offset(kept.get(name, 0))
 
-    options: dict[str, Any] = {'offset': rbs.Offset.FIRST, 'auto_offset': True}
+    options: dict[str, Any] = {'offset': rbs.Offset.FIRST, 'commit': 'auto'}
     if kind == 'function':
         options = {'offset': ask}
     elif kind == 'manual':
-        options['auto_offset'] = rbs.OffsetTracking(manual=True)
+        options['commit'] = rbs.OffsetTracking(manual=True)
     client = clients()
     await publish(client, stream, range(10))
     async with client.subscribe(stream, group=group, **options) as messages:
@@ -121,7 +121,7 @@ async def test_second_takes_over_where_the_first_stopped(
 async def test_killed_connection_of_the_active_member(
     clients: NewClient, stream: str, group: str
 ) -> None:
-    options: Any = {'group': group, 'auto_offset': True, 'offset': rbs.Offset.FIRST}
+    options: Any = {'group': group, 'commit': 'auto', 'offset': rbs.Offset.FIRST}
     first = Reader(clients().subscribe(stream, **options))
     await until_active(first.messages)
     second = Reader(clients().subscribe(stream, **options))
@@ -146,7 +146,7 @@ async def test_a_member_that_lost_its_activity_stores_nothing(
 ) -> None:
     options: Any = {
         'group': group,
-        'auto_offset': rbs.OffsetTracking(manual=True),
+        'commit': rbs.OffsetTracking(manual=True),
         'offset': rbs.Offset.FIRST,
     }
     client = clients()
@@ -202,7 +202,8 @@ async def test_offset_function_that_takes_too_long(
         return rbs.Offset.FIRST
 
     client = clients()
-    async with client.subscribe(stream, group=group, offset=ask, handover_timeout=0.05) as messages:
+    hasty = rbs.Group(group, handover_timeout=0.05)
+    async with client.subscribe(stream, group=hasty, offset=ask) as messages:
         with pytest.raises(rbs.StreamConnectionError, match=r'within 0\.05 s, while determining'):
             await take(messages, 1)
         hang = False
@@ -217,7 +218,7 @@ def super_options(group: str) -> dict[str, Any]:
     """Return the arguments of members that start at the first message of each partition."""
     return {
         'group': group,
-        'auto_offset': True,
+        'commit': 'auto',
         'offset': rbs.Offset.FIRST,
     }
 
@@ -227,7 +228,7 @@ async def test_members_share_the_partitions(
 ) -> None:
     client = clients()
     route = rbs.by_hash(str)
-    options: Any = {'group': group, 'auto_offset': True}
+    options: Any = {'group': group, 'commit': 'auto'}
     first = Reader(clients().super_stream(super_stream).subscribe(**options))
     await until(lambda: len(first.messages.active) == 3, 'the group has changed')
     second = Reader(clients().super_stream(super_stream).subscribe(**options))

@@ -14,7 +14,7 @@ async def test_member_that_joins_again_stores_its_offset(broker_uri: str, stream
     tracking = rbs.OffsetTracking(every=5, interval=0)
     async with rbs.streams_client(broker_uri) as client, client.publisher(stream) as publisher:
         messages: Any = client.subscribe(
-            stream, group=group, offset=rbs.Offset.FIRST, auto_offset=tracking
+            stream, group=group, offset=rbs.Offset.FIRST, commit=tracking
         )
         await publisher.send_many(range(3))
         assert [await anext(messages) for _ in range(3)] == [0, 1, 2]

@@ -409,7 +409,7 @@ async def test_deliver_larger_than_frame_max(broker: RabbitMQ, stream: str) -> N
     messages = [bytes([i]) * 100_000 for i in range(20)]
     async with (
         rbs.streams_client(broker.uri) as client,
-        client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher(stream) as publisher,
     ):
         for message in messages:
             publisher.batch(message)
@@ -439,7 +439,7 @@ async def test_client_rejects_a_message_larger_than_a_frame(broker: RabbitMQ, st
                 await publisher.send(b'x' * (ROOM + 1))
             await publisher.send(b'y' * ROOM)
             await publisher.send(b'after')
-        async with client.publisher(stream, amqp=False, cls=rbs.PublisherBatchFast) as batch:
+        async with client.publisher(stream, amqp=False) as batch:
             batch.batch(b'batched')
             with pytest.raises(MessageTooLarge, match=f'limit is {ROOM} bytes'):
                 batch.batch(b'x' * (ROOM + 1))
@@ -459,7 +459,7 @@ async def test_batch_that_fits_a_frame_exactly_and_one_byte_more(
     async with (
         FakeBroker(tune=(size, 60)) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', amqp=False, cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test', amqp=False) as publisher,
     ):
         for i in range(10):
             publisher.batch(b'x' * (30 + (extra if i == 9 else 0)))
@@ -489,9 +489,7 @@ async def test_filter_values_count_towards_the_limit(extra: int, frames: list[in
     async with (
         FakeBroker(tune=(size, 60)) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher(
-            'test', amqp=False, cls=rbs.PublisherBatchFast, filter_extract=lambda _: value
-        ) as publisher,
+        client.publisher('test', amqp=False, filter_extract=lambda _: value) as publisher,
     ):
         for i in range(10):
             publisher.batch(b'x' * (30 + (extra if i == 9 else 0)))

@@ -262,7 +262,7 @@ async def test_no_offset_is_stored_until_the_stream_is_recognized(
     """Neither the interval nor the close stores one: the stream may be a new, empty one."""
     stream = filled(1, 1, 1, 1)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
-    async with reading(stream, auto_offset=tracking) as messages:
+    async with reading(stream, commit=tracking) as messages:
         await take(messages, 4)
         await until(lambda: stored(stream) == 1, 'an offset is stored')
         move(stream)
@@ -281,7 +281,7 @@ async def test_no_offset_is_stored_until_the_stream_is_recognized(
 async def test_offset_is_stored_once_the_stream_is_recognized() -> None:
     stream = filled(1, 1)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
-    async with reading(stream, auto_offset=tracking) as messages:
+    async with reading(stream, commit=tracking) as messages:
         await take(messages, 2)
         await until(lambda: stored(stream) == 1, 'an offset is stored')
         move(stream)

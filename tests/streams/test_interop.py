@@ -34,7 +34,7 @@ async def write_rbfly(broker: RabbitMQ, stream: str, bodies: list[bytes]) -> Non
     async with rbs.streams_client(broker.uri) as client:
         async with client.publisher(stream) as publisher:
             await publisher.send(bodies[0])
-        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as batch:
+        async with client.publisher(stream) as batch:
             for body in bodies[1:]:
                 batch.batch(body)
             await batch.flush()

@@ -17,7 +17,7 @@ from tests.supers import subscribe_to
 
 HANG = 15.0  # seconds; only a bug makes a test wait that long
 PARTITIONS = 3
-OPTIONS: dict[str, Any] = {'auto_offset': True, 'offset': rbs.Offset.FIRST}
+OPTIONS: dict[str, Any] = {'commit': 'auto', 'offset': rbs.Offset.FIRST}
 
 pytestmark = [pytest.mark.go, pytest.mark.java]
 

@@ -144,9 +144,7 @@ async def test_messages_before_the_batch_are_finished_while_it_waits() -> None:
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.subscribe(
-            'test', offset=rbs.Offset.FIRST, amqp=False, auto_offset=tracking
-        ) as messages,
+        client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False, commit=tracking) as messages,
     ):
         batches = messages.batches(max_wait=10)
         assert list(await anext(batches)) == bodies(0, 3)
@@ -168,9 +166,7 @@ async def test_stop_drops_a_batch_that_waits_for_more(
     tracking = rbs.OffsetTracking('reader', every=0, interval=0)
     async with client.publisher(stream) as publisher:
         await publisher.send_many(range(5))
-        async with client.subscribe(
-            stream, offset=rbs.Offset.FIRST, auto_offset=tracking
-        ) as messages:
+        async with client.subscribe(stream, offset=rbs.Offset.FIRST, commit=tracking) as messages:
             batches = messages.batches(5, max_wait=HANG)
             assert list(await anext(batches)) == [*range(5)]
             joining = asyncio.ensure_future(anext(batches, None))

@@ -57,27 +57,6 @@ async def test_subscription_in_for_or_with(offline: Any, super_stream: bool) -> 
         pass
 
 
-@pytest.mark.parametrize('cls', [rbs.PublisherBatchFast, rbs.PublisherBatchLimit])
-@pytest.mark.parametrize('name', ['send', 'submit', 'send_many'])
-async def test_batch_publishers_cannot_send(cls: Any, name: str) -> None:
-    routed: Any = rbs.SuperStreamBatchPublisher
-    for kind in (cls, routed):
-        text = (
-            f'{kind.__name__} has no method {name!r}: queue messages with batch, then await flush'
-        )
-        with pytest.raises(AttributeError, match=exactly(text)):
-            getattr(kind.__new__(kind), name)
-
-
-@pytest.mark.parametrize('name', ['batch', 'flush'])
-async def test_publishers_that_send_have_no_batch(name: str) -> None:
-    kinds: list[Any] = [rbs.Publisher, rbs.SuperStreamPublisher]
-    for kind in kinds:
-        with pytest.raises(AttributeError, match=f'{name}.: use send, submit or send_many'):
-            getattr(kind.__new__(kind), name)
-        assert not hasattr(kind, name)
-
-
 # -- ports
 
 

@@ -26,7 +26,7 @@ HANG = 20.0  # seconds; only a safeguard
 
 
 async def fill(client: rbs.StreamsClient, stream: str, *bodies: Any) -> None:
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+    async with client.publisher(stream) as publisher:
         for body in bodies:
             publisher.batch(body)
 
@@ -58,7 +58,7 @@ async def test_flush_waits_for_the_messages_of_an_interrupted_flush(how: str) ->
     async with (
         FakeBroker(on={wire.PUBLISH: held}) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         publisher.batch('x')
         if how == 'timeout':
@@ -83,7 +83,7 @@ async def test_refusals_after_a_flush_timed_out_are_raised_once() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: held}) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         for _ in range(2):
             publisher.batch('x')
@@ -138,7 +138,7 @@ async def test_failed_close_does_not_replace_the_error_of_the_with_block(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     with pytest.raises(KeyError) as caught:  # noqa: PT012
-        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+        async with client.publisher(stream) as publisher:
             publisher.batch('x')
             await client.disconnect()
             raise KeyError('mine')
@@ -447,7 +447,7 @@ def test_subscription_continues_in_the_next_loop(broker_uri: str, stream: str) -
     """The first loops end without closing anything."""
     client = rbs.streams_client(broker_uri)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
-    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=tracking)
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, commit=tracking)
 
     async def read(start: int) -> int | None:
         """Publish and read ten messages; return the offset of the ninth, the last finished one."""

@@ -14,8 +14,9 @@ from rbfly.error import PublisherError, SubscriptionError
     ('cls', 'send'),
     [
         (rbs.Publisher, lambda publisher: publisher.send('x').send(None)),
-        (rbs.PublisherBatchFast, lambda publisher: publisher.batch('x')),
-        (rbs.PublisherBatchFast, lambda publisher: publisher.batch(b'x')),
+        (rbs.Publisher, lambda publisher: publisher.batch('x')),
+        (rbs.Publisher, lambda publisher: publisher.batch(b'x')),
+        (rbs.SuperStreamPublisher, lambda publisher: publisher.batch('x')),
         (rbs.SuperStreamPublisher, lambda publisher: publisher.send('x').send(None)),
     ],
 )

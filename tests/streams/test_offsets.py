@@ -26,9 +26,7 @@ KINDS = ('bodies', 'messages', 'batches')
 
 async def publish(client: rbs.StreamsClient, stream: str, *bodies: Any, **arguments: Any) -> None:
     """Store messages in one chunk: a sub-entry is not split."""
-    async with client.publisher(
-        stream, cls=rbs.PublisherBatchFast, sub_entry_size=100, **arguments
-    ) as publisher:
+    async with client.publisher(stream, sub_entry_size=100, **arguments) as publisher:
         for body in bodies:
             publisher.batch(body)
         await publisher.flush()
@@ -39,7 +37,7 @@ def subscribe(
 ) -> tuple[rbs.Subscription, AsyncIterator[Any]]:
     """Return a subscription with manual commits, and an iterator over messages of that kind."""
     arguments.setdefault('offset', rbs.Offset.FIRST)
-    arguments.setdefault('auto_offset', MANUAL)
+    arguments.setdefault('commit', MANUAL)
     messages = client.subscribe(stream, timeout=HANG, **arguments)
     if kind == 'batches':
         return messages, aiter(messages.batches(max_messages=2))
@@ -108,9 +106,9 @@ async def test_manual_tracking_stores_nothing_by_itself(
 async def test_commit_requires_manual_tracking(
     client: rbs.StreamsClient, stream: str, tracking: rbs.OffsetTracking | None
 ) -> None:
-    messages, _ = subscribe(client, stream, auto_offset=tracking)
+    messages, _ = subscribe(client, stream, commit=tracking)
     async with messages:
-        with pytest.raises(rbs.SubscriptionError, match='manual=True'):
+        with pytest.raises(rbs.SubscriptionError, match="commit='manual'"):
             await messages.commit()
 
 
@@ -191,7 +189,7 @@ async def test_message_whose_error_was_not_raised_is_not_committed(
     texts = (b'\x00Sw\xa1\x01%d' % i for i in range(4))
     bodies = [b'\xff' if text.endswith(b'2') else text for text in texts]
     await publish(client, stream, *bodies, amqp=False)
-    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=MANUAL)
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, commit=MANUAL)
     async with messages:
         batches = aiter(messages.batches())
         assert list(await anext(batches)) == ['0', '1']
@@ -417,7 +415,7 @@ async def test_position_is_the_next_offset(
     client: rbs.StreamsClient, stream: str, kind: str
 ) -> None:
     await publish(client, stream, *range(6))
-    messages, items = subscribe(client, stream, kind, offset=rbs.Offset.offset(1), auto_offset=None)
+    messages, items = subscribe(client, stream, kind, offset=rbs.Offset.offset(1), commit=None)
     async with messages:
         assert messages.position is None
         await anext(items)
@@ -705,7 +703,7 @@ async def test_joined_batch_knows_the_last_committed_chunk(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     await publish(client, stream, *range(4))
-    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=MANUAL)
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, commit=MANUAL)
     async with messages:
         waiting = asyncio.ensure_future(
             anext(aiter(messages.batches(max_messages=7, max_wait=HANG)))

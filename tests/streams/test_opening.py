@@ -60,7 +60,7 @@ async def test_awaited_publisher_lasts_until_it_is_closed(
 
 @pytest.mark.parametrize('wait', [True, False])
 async def test_awaited_batch_publisher(client: rbs.StreamsClient, stream: str, wait: bool) -> None:
-    publisher = await client.publisher(stream, cls=rbs.PublisherBatchFast, amqp=False, wait=wait)
+    publisher = await client.publisher(stream, amqp=False, wait=wait)
     for number in range(100):
         publisher.batch(b'%d' % number)
     await publisher.flush()
@@ -84,10 +84,10 @@ async def test_closing_an_awaited_publisher_raises_failures_of_submit(wait: bool
 async def test_result_types() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         plain = await client.publisher('test')
-        batch = await client.publisher('test', cls=rbs.PublisherBatchFast)
+        batch = await client.publisher('test')
         later = await client.publisher('test', wait=False)
         assert_type(plain, rbs.Publisher)
-        assert_type(batch, rbs.PublisherBatchFast)
+        assert_type(batch, rbs.Publisher)
         assert_type(later, rbs.Publisher)
         async with (
             client.publisher('test') as one,

@@ -114,7 +114,7 @@ async def test_messages_fill_the_window_and_are_sent_once_the_publisher_is_open(
 @own_clock
 async def test_batch_without_a_name_before_the_publisher_is_open(down: FakeBroker) -> None:
     async with rbs.streams_client(down.uri, connect_timeout=1) as client:
-        publisher = await client.publisher('test', cls=rbs.PublisherBatchFast, wait=False)
+        publisher = await client.publisher('test', wait=False)
         assert publisher.message_id == 1
         for number in range(5):
             publisher.batch(number)
@@ -134,7 +134,7 @@ async def test_publisher_with_a_name_continues_after_the_last_id_of_the_broker(
         await publisher.send_many([b'1', b'2', b'3'])
     publisher = await client.publisher(stream, name='shop', amqp=False, wait=False)
     assert publisher.capacity == 0
-    waiting = '`send`, `submit` and `send_many` wait for it'
+    waiting = '`send`, `submit`, `send_many` and `flush` wait for it'
     with pytest.raises(PublisherError, match=f'still connecting: .*{waiting}'):
         _ = publisher.message_id
     await asyncio.gather(*(publisher.send(b'%d' % i) for i in (4, 5, 6)))
@@ -158,7 +158,7 @@ async def test_batch_with_a_name_takes_no_messages_until_it_is_declared(
         await first.send(b'1')
     publisher = await client.publisher(stream, name='shop', cls=cls, amqp=False, wait=False)
     for _ in range(2):
-        with pytest.raises(PublisherError, match=r'still connecting: .*id; `flush` waits for it'):
+        with pytest.raises(PublisherError, match=r'still connecting: .*`flush` wait for it'):
             await batch(b'lost')
     await publisher.flush()  # waits until it is declared
     assert publisher.message_id == 2
@@ -182,9 +182,7 @@ async def test_timeouts_of_a_publisher_with_a_name_that_is_not_declared(down: Fa
                 await publisher.send_many(messages, timeout=100, progress=progress)
             assert (caught.value.outcome, caught.value.retriable) == ('not_sent', True)
             assert progress.taken == 0
-        batches = await client.publisher(
-            'test', name='other', cls=rbs.PublisherBatchFast, wait=False
-        )
+        batches = await client.publisher('test', name='other', wait=False)
         with pytest.raises(WindowTimeout, match='not declared within 100 s'):
             await batches.flush(timeout=100)
 
@@ -256,9 +254,7 @@ async def test_first_send_raises_a_final_error(
 async def test_flush_raises_a_final_error(reason: str, name: str | None, early: bool) -> None:
     key, handler, error = FINAL[reason]
     async with FakeBroker(on={key: handler}) as fake, rbs.streams_client(fake.uri) as client:
-        publisher = await client.publisher(
-            'test', name=name, cls=rbs.PublisherBatchFast, wait=False
-        )
+        publisher = await client.publisher('test', name=name, wait=False)
         if early:
             await failed(publisher)
         if name is None:

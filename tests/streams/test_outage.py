@@ -197,7 +197,7 @@ async def test_only_the_next_flush_reports_a_lost_batch() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=0.1) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         publisher.batch('a')
         fake.handlers[Step.OPEN] = wire.CLOSING

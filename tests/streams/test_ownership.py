@@ -16,7 +16,6 @@ from rbfly.streams._iteration import MessageIterator
 from rbfly.streams.confirmation import Confirmation
 from rbfly.streams.error import EventLoopError
 from rbfly.streams.events import Events
-from rbfly.streams.publisher import BasePublisher
 from rbfly.testing import StreamBroker
 
 HANG = 20.0  # seconds; only a safeguard
@@ -32,22 +31,13 @@ PUBLISHERS: list[Any] = [
     rbs.PublisherBinBatch,
 ]
 
-# With the class of the partitions' publishers.
-SUPER: dict[type[Any], Any] = {
-    rbs.SuperStreamPublisher: rbs.Publisher,
-    rbs.SuperStreamBatchPublisher: rbs.PublisherBatchFast,
-    rbs.SuperStreamBatchLimitPublisher: rbs.PublisherBatchLimit,
-}
-
 Call = Callable[[Any], Any]
 
-CLOSE: dict[str, Call] = {'close': lambda p: p.close()}
 SEND: dict[str, Call] = {
+    'close': lambda p: p.close(),
     'send': lambda p: p.send(b'x'),
     'submit': lambda p: p.submit(b'x'),
     'send_many': lambda p: p.send_many([b'x']),
-}
-SEND_LATER: dict[str, Call] = {
     'batch': lambda p: p.batch(b'x'),
     'flush': lambda p: p.flush(),
 }
@@ -97,16 +87,14 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         'read_offset': lambda s: s.read_offset('reader'),
         'write_offset': lambda s: s.write_offset('reader', {f'{SUPER_STREAM}-0': 1}),
     },
-    rbs.Publisher: CLOSE | SEND,
-    rbs.PublisherBin: CLOSE | SEND,
-    rbs.PublisherBatch: CLOSE | SEND_LATER,
-    rbs.PublisherBatchFast: CLOSE | SEND_LATER,
-    rbs.PublisherBatchLimit: CLOSE | SEND_LATER | LIMITED,
-    rbs.PublisherBatchMem: CLOSE | SEND_LATER | LIMITED,
-    rbs.PublisherBinBatch: CLOSE | SEND_LATER,
-    rbs.SuperStreamPublisher: CLOSE | SEND,
-    rbs.SuperStreamBatchPublisher: CLOSE | SEND_LATER,
-    rbs.SuperStreamBatchLimitPublisher: CLOSE | SEND_LATER | LIMITED,
+    rbs.Publisher: SEND,
+    rbs.PublisherBin: SEND,
+    rbs.PublisherBatch: SEND,
+    rbs.PublisherBatchFast: SEND,
+    rbs.PublisherBatchLimit: SEND | LIMITED,
+    rbs.PublisherBatchMem: SEND | LIMITED,
+    rbs.PublisherBinBatch: SEND,
+    rbs.SuperStreamPublisher: SEND,
     rbs.Subscription: READ,
     rbs.SuperStreamSubscription: READ,
     MessageIterator: {'__anext__': lambda i: i.__anext__()},
@@ -136,8 +124,8 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.StreamsClient: {'connected': READ_ONLY, 'super_stream': 'sends nothing'},
     rbs.SuperStream: {},
     **{
-        cls: dict.fromkeys(('message_id', 'unconfirmed', 'capacity'), READ_ONLY)
-        for cls in [*PUBLISHERS, *SUPER]
+        cls: dict.fromkeys(('next_publish_id', 'message_id', 'unconfirmed', 'capacity'), READ_ONLY)
+        for cls in [*PUBLISHERS, rbs.SuperStreamPublisher]
     },
     rbs.Subscription: {
         '__aiter__': RETURNS_SELF,
@@ -175,7 +163,7 @@ def test_every_public_method_is_covered(cls: type[Any]) -> None:
 
 def test_every_stateful_public_class_is_covered() -> None:
     values = [rbs.Offset, rbs.OffsetTracking, rbs.MessageFilter, rbs.MessageCtx]  # usable anywhere
-    values.append(rbs.BaseSubscription)  # the base of those below
+    values += [rbs.BasePublisher, rbs.BaseSubscription]  # the bases of those below
     values.append(rbs.SendProgress)  # bound to a loop by `send_many`; see its own tests
     stateful = {
         item
@@ -272,16 +260,12 @@ async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[A
             yield await publisher.submit(b'x')
     elif cls in PUBLISHERS:
         async with client.publisher(STREAM, cls=cls) as publisher:
-            if hasattr(publisher, 'send'):
-                await publisher.send(b'x')
+            await publisher.send(b'x')
             yield publisher
-    elif cls in SUPER:
+    elif cls is rbs.SuperStreamPublisher:
         route = rbs.by_hash(repr)
-        async with client.super_stream(SUPER_STREAM).publisher(
-            route=route, cls=SUPER[cls]
-        ) as publisher:
-            if hasattr(publisher, 'send'):
-                await publisher.send(b'x')
+        async with client.super_stream(SUPER_STREAM).publisher(route=route) as publisher:
+            await publisher.send(b'x')
             yield publisher
     else:
         messages: rbs.Subscription | rbs.SuperStreamSubscription
@@ -296,11 +280,7 @@ async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[A
 
 async def touch(owned: Any) -> None:
     """Use the object, so that it knows the current task step to be in its event loop."""
-    if isinstance(owned, rbs.PublisherBatchLimit | rbs.SuperStreamBatchLimitPublisher):
-        await owned.batch(b'y', max_len=10)
-    elif isinstance(owned, rbs.PublisherBatchFast | rbs.SuperStreamBatchPublisher):
-        owned.batch(b'y')
-    elif isinstance(owned, rbs.Publisher | rbs.SuperStreamPublisher):
+    if isinstance(owned, rbs.Publisher | rbs.SuperStreamPublisher):
         await owned.send(b'y')
     elif isinstance(owned, rbs.Subscription | rbs.SuperStreamSubscription | MessageIterator):
         await anext(owned)
@@ -309,9 +289,9 @@ async def touch(owned: Any) -> None:
 def state(client: rbs.StreamsClient, owned: Any) -> object:
     """Return everything that a call could have changed."""
     found: list[object] = [client._users, {*client._names}, client._cluster.generation]
-    if isinstance(owned, BasePublisher):
+    if isinstance(owned, rbs.Publisher):
         found += [owned.message_id, owned._core.window.unsettled, owned._core.closed]
-    if isinstance(owned, rbs.SuperStreamPublisher | rbs.SuperStreamBatchPublisher):
+    if isinstance(owned, rbs.SuperStreamPublisher):
         found += [owned.message_id, owned.unconfirmed, owned.capacity]
     if isinstance(owned, rbs.Subscription):
         cursor = owned._session.cursor

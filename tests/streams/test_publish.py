@@ -67,7 +67,7 @@ async def test_concurrent_senders_in_a_small_window(client: rbs.StreamsClient, s
 
 
 async def test_batch_and_flush_keep_the_order(client: rbs.StreamsClient, stream: str) -> None:
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast, amqp=False) as publisher:
+    async with client.publisher(stream, amqp=False) as publisher:
         await publisher.flush()  # of nothing
         for start in range(0, 30_000, 10_000):
             for i in range(start, start + 10_000):
@@ -77,7 +77,7 @@ async def test_batch_and_flush_keep_the_order(client: rbs.StreamsClient, stream:
 
 
 async def test_nothing_is_sent_before_flush(client: rbs.StreamsClient, stream: str) -> None:
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast, amqp=False) as publisher:
+    async with client.publisher(stream, amqp=False) as publisher:
         publisher.batch(b'a')
         assert await stored(client, stream) == []
         await publisher.flush()
@@ -86,7 +86,7 @@ async def test_nothing_is_sent_before_flush(client: rbs.StreamsClient, stream: s
 
 
 async def test_concurrent_flushes(client: rbs.StreamsClient, stream: str) -> None:
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast, amqp=False) as publisher:
+    async with client.publisher(stream, amqp=False) as publisher:
         flushes = []
         for i in range(100):
             publisher.batch(b'%d' % i)
@@ -150,7 +150,7 @@ async def test_closed_publishers_raise(client: rbs.StreamsClient, stream: str) -
             await call('x')
     with pytest.raises(PublisherError, match='closed'):
         await publisher.send_many(['x'])
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as fast:
+    async with client.publisher(stream) as fast:
         pass
     with pytest.raises(PublisherError, match='closed'):
         fast.batch('x')
@@ -282,7 +282,7 @@ async def test_publish_error_has_id_and_code() -> None:
             with pytest.raises(PublishError) as caught:
                 await publisher.send('x')
             assert (caught.value.code, caught.value.publish_id) == (0x11, 1)
-        async with client.publisher('test', cls=rbs.PublisherBatchFast) as batch:
+        async with client.publisher('test') as batch:
             for _ in range(3):
                 batch.batch('x')
             with pytest.raises(PublishError) as caught:
@@ -356,7 +356,7 @@ async def test_close_raises_refusals_of_unflushed_messages() -> None:
         rbs.streams_client(fake.uri) as client,
     ):
         with pytest.raises(PublishError) as caught:  # noqa: PT012
-            async with client.publisher('test', cls=rbs.PublisherBatchFast) as batch:
+            async with client.publisher('test') as batch:
                 batch.batch('x')
                 batch.batch('y')
         assert caught.value.errors == [(1, 0x11), (2, 0x11)]
@@ -366,6 +366,6 @@ async def test_close_raises_the_loss_of_unflushed_messages() -> None:
     async with FakeBroker() as fake:
         client = rbs.streams_client(fake.uri)
         with pytest.raises(StreamConnectionError, match='was disconnected'):  # noqa: PT012
-            async with client.publisher('test', cls=rbs.PublisherBatchFast) as batch:
+            async with client.publisher('test') as batch:
                 batch.batch('x')
                 await client.disconnect()

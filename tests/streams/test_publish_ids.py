@@ -65,11 +65,11 @@ async def test_batch_of_a_named_publisher_is_stored_once_and_in_order(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     for _ in range(2):
-        async with client.publisher(
-            stream, name='n', amqp=False, cls=rbs.PublisherBatchFast
-        ) as batch:
-            for i in (7, 3, 5):
+        async with client.publisher(stream, name='n', amqp=False) as batch:
+            for i in (3, 5, 7):
                 batch.batch(stream_message_ctx(b'%d' % i, publish_id=i))
+            with pytest.raises(ValueError, match='5 is not above'):
+                batch.batch(stream_message_ctx(b'5', publish_id=5))
             await batch.flush()
     assert await stored(client, stream) == [b'3', b'5', b'7']
 

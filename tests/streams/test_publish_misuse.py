@@ -276,7 +276,7 @@ async def test_concurrent_flushes_raise_their_own_errors() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: held}) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         publisher.batch('a')
         flushes = [asyncio.create_task(publisher.flush())]
@@ -294,7 +294,7 @@ async def test_flush_ends_for_lack_of_a_connection_before_its_timeout() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=0.2) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         fake.handlers[Step.OPEN] = wire.SILENT
         publisher.batch('x')
@@ -306,7 +306,7 @@ async def test_flush_raises_for_messages_too_large_for_a_new_connection() -> Non
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         for how in ('flush', 'flush', 'close'):
             publisher.batch('a' * (fake.tune[0] - 100))

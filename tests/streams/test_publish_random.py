@@ -118,9 +118,11 @@ class Caller:
 
     def send(self, publisher: rbs.Publisher) -> Awaitable[Any]:
         timeout = 0.002 if self.chance(0.2) else None
-        match self.source.randrange(4):
+        match self.source.randrange(5):
             case 0:
                 return publisher.send('x', timeout)
+            case 4:
+                return self.batch(publisher)
             case 1:
                 return publisher.submit('x', timeout)
             case 2:
@@ -148,7 +150,7 @@ class Caller:
             sub_entry_size=source.choice([0, 0, 1, window]),
         )
         publisher: Any = await context.__aenter__()
-        single = isinstance(publisher, rbs.Publisher)
+        single = type(publisher) is rbs.Publisher
         for _ in range(15):
             call = self.send(publisher) if single else self.batch(publisher)
             self.tasks.append(asyncio.ensure_future(call))

@@ -126,7 +126,7 @@ async def test_batch_is_resent() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(wire.RESETTING, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         for i in range(5):
             publisher.batch(i)
@@ -138,7 +138,7 @@ async def test_messages_batched_before_the_loss_are_sent_after_those_in_flight()
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         publisher.batch('x')
         for connection in fake.connections:
@@ -159,7 +159,7 @@ async def test_only_unsettled_messages_are_resent() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(confirm_one, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test') as publisher,
     ):
         for i in range(3):
             publisher.batch(i)

@@ -105,9 +105,7 @@ async def test_single_message_is_sent_at_once(client: rbs.StreamsClient, stream:
 async def test_batches_and_submitted_messages(
     broker: RabbitMQ, client: rbs.StreamsClient, stream: str
 ) -> None:
-    async with client.publisher(
-        stream, cls=rbs.PublisherBatchFast, sub_entry_size=10, amqp=False
-    ) as batch:
+    async with client.publisher(stream, sub_entry_size=10, amqp=False) as batch:
         for i in range(25):
             batch.batch(b'%d' % i)
         await batch.flush()
@@ -205,7 +203,7 @@ async def test_batch_that_failed_to_compress_is_sent_by_the_next_flush(
 
     monkeypatch.setattr(publisher_module, 'compressor', lambda compression: compress)
     async with client.publisher(
-        stream, cls=rbs.PublisherBatchFast, sub_entry_size=100, compression='gzip', amqp=False
+        stream, sub_entry_size=100, compression='gzip', amqp=False
     ) as publisher:
         for i in range(10):
             publisher.batch(b'%d' % i)

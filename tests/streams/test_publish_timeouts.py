@@ -39,13 +39,12 @@ def work(name: str) -> tuple[type[Any], Work]:
         'send_many': (rbs.Publisher, lambda p, t: p.send_many([b'x'], timeout=t)),
         'send_many forever': (rbs.Publisher, lambda p, t: p.send_many(forever(), timeout=t)),
         'send_many async': (rbs.Publisher, lambda p, t: p.send_many(endless(), timeout=t)),
-        'flush': (rbs.PublisherBatchFast, lambda p, t: p.flush(timeout=t)),
-        'batch': (rbs.PublisherBatchLimit, lambda p, t: p.batch(b'x', max_len=1, timeout=t)),
+        'flush': (rbs.Publisher, lambda p, t: p.flush(timeout=t)),
     }
     return works[name]
 
 
-WITHOUT_ROOM = ['send without room', 'submit', 'batch']
+WITHOUT_ROOM = ['send without room', 'submit']
 WORKS = ['send', 'send_many', 'send_many forever', 'send_many async', 'flush', *WITHOUT_ROOM]
 
 
@@ -54,9 +53,7 @@ async def filled(name: str) -> tuple[Any, Connection, Work]:
     cls, run = work(name)
     connection = Connection()
     publisher = attach(cls, connection)
-    if name == 'batch':
-        await publisher.batch(b'x', max_len=1)
-    elif name == 'flush':
+    if name == 'flush':
         publisher.batch(b'x')
     elif name in WITHOUT_ROOM:
         connection.paused = True
@@ -112,16 +109,46 @@ async def test_message_without_capacity_in_time_is_not_sent(name: str) -> None:
     publisher._session._give_up(ValueError('the end'))
 
 
-async def test_batch_continues_when_there_is_capacity_in_time() -> None:
-    publisher, connection, _ = await filled('batch')
-    waiting = asyncio.create_task(publisher.batch(b'y', max_len=1, timeout=3600))
-    await turn()
-    flushing = asyncio.create_task(publisher.flush())
-    await waiting
-    connection.confirm(0)
-    await flushing
-    assert publisher._core.window.queued == 1
+@pytest.mark.parametrize(
+    'name', ['send', 'send_many', 'send_many forever', 'send_many async', 'flush']
+)
+async def test_timeout_of_0_needs_a_confirm_and_writes_nothing(name: str) -> None:
+    publisher, connection, run = await filled(name)
+    queued, last = publisher._core.window.queued, publisher.next_publish_id
+    with pytest.raises(ConfirmTimeout, match='nothing was sent') as caught:
+        await run(publisher, 0)
+    assert (caught.value.outcome, caught.value.retriable) == ('not_sent', True)
+    assert (connection.written, publisher._core.window.queued) == ([], queued)
+    assert publisher.next_publish_id == last
     publisher._session._give_up(ValueError('the end'))
+
+
+async def test_submit_with_a_timeout_of_0_sends_if_there_is_capacity() -> None:
+    """It never suspends."""
+    connection = Connection()
+    publisher = attach(rbs.Publisher, connection)
+    sending = publisher.submit(b'x', timeout=0)
+    with pytest.raises(StopIteration) as returned:
+        sending.send(None)
+    assert connection.ids() == [[0]]
+    connection.paused = True
+    sending = publisher.submit(b'y', timeout=0)
+    with pytest.raises(WindowTimeout):
+        sending.send(None)
+    connection.paused = False
+    connection.confirm(0)
+    await returned.value.value
+
+
+async def test_flush_with_a_timeout_of_0_reports_what_is_confirmed() -> None:
+    connection = Connection()
+    publisher = attach(rbs.Publisher, connection)
+    await publisher.flush(timeout=0)
+    publisher.batch(b'x')
+    with pytest.raises(ConfirmTimeout):
+        await publisher.flush(timeout=SOON)
+    connection.confirm(0)
+    await publisher.flush(timeout=0)
 
 
 async def test_confirm_arrives_in_the_turn_of_the_timeout(task_factory: Any) -> None:
@@ -132,7 +159,7 @@ async def test_confirm_arrives_in_the_turn_of_the_timeout(task_factory: Any) -> 
 
 async def test_sends_with_and_without_a_timeout_share_a_frame(task_factory: Any) -> None:
     world = World(task_factory)
-    tasks = [world.task(world.publisher.send(b'x', timeout=t)) for t in (None, 5, None, 5, 0)]
+    tasks = [world.task(world.publisher.send(b'x', timeout=t)) for t in (None, 5, None, 5, 9)]
     await turn()
     assert world.connection.ids() == [[0], [1, 2, 3, 4]]
     world.connection.confirm(*range(5))

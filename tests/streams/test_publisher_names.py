@@ -127,7 +127,7 @@ async def test_batch_that_waits_for_its_flush(
 ) -> None:
     """Ids of messages that the publisher has not sent do not hide those of another publisher."""
     async with (
-        client.publisher(stream, name=NAME, cls=rbs.PublisherBatchFast) as slow,
+        client.publisher(stream, name=NAME) as slow,
         other.publisher(stream, name=NAME) as fast,
     ):
         for i in range(100):

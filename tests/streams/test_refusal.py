@@ -54,7 +54,7 @@ async def send_many(client: rbs.StreamsClient) -> None:
 
 
 async def flush(client: rbs.StreamsClient) -> None:
-    async with publisher_of(client, cls=rbs.PublisherBatchFast) as publisher:
+    async with publisher_of(client) as publisher:
         publisher.batch('x')
         await publisher.flush(timeout=1)
 
@@ -101,12 +101,12 @@ async def test_full_batch_and_close_name_the_refusal() -> None:
     async with refusing() as fake, rbs.streams_client(fake.uri, close_timeout=1) as client:
         with pytest.raises(rbs.AuthenticationError):
             await client.ping(timeout=5)
-        publisher = await client.publisher('orders', wait=False, cls=rbs.PublisherBatchLimit)
-        await publisher.batch('x', max_len=1)
+        publisher = await client.publisher('orders', wait=False, max_unconfirmed=2)
+        publisher.batch('x')
         flush = asyncio.create_task(publisher.flush())
-        await publisher.batch('x', max_len=1)  # `flush` moves the first message into the window
-        with pytest.raises(rbs.AuthenticationError, match='the batch was full') as full:
-            await publisher.batch('x', max_len=1, timeout=0.5)
+        publisher.batch('x')
+        with pytest.raises(rbs.AuthenticationError, match='queued or in flight') as full:
+            publisher.batch('x')
         assert full.value.outcome == 'not_sent'
         with pytest.raises(rbs.ConfirmTimeout, match='the password is wrong') as caught:
             await publisher.close()

@@ -299,7 +299,7 @@ async def test_commit_that_cannot_connect_names_stream_and_reference(
         await publisher.send('a')
     tracking = rbs.OffsetTracking('r', manual=True)
     async with rbs.streams_client(proxy.uri, load_balancer=True, reconnect_timeout=0.2) as own:
-        messages = own.subscribe(stream, offset=rbs.Offset.FIRST, auto_offset=tracking)
+        messages = own.subscribe(stream, offset=rbs.Offset.FIRST, commit=tracking)
         assert await anext(messages) == 'a'
         proxy.refuse()
         proxy.cut()

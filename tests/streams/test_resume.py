@@ -540,7 +540,7 @@ async def test_offset_of_a_deleted_stream_is_not_stored_in_the_new_one() -> None
     async with FakeBroker(on=stream.handlers()) as fake:
         async with (
             rbs.streams_client(fake.uri) as client,
-            subscribe(client, auto_offset=tracking) as messages,
+            subscribe(client, commit=tracking) as messages,
         ):
             await take(messages, 3)
             stream.reader.live = False
@@ -750,7 +750,7 @@ async def test_subscriptions_continue_after_a_broker_restart(
     name = 'test-restart'
     async with rbs.streams_client(broker.uri) as client:
         await client.create_stream(name)
-        async with client.publisher(name, cls=rbs.PublisherBatchFast) as publisher:
+        async with client.publisher(name) as publisher:
             for i in range(5000):
                 publisher.batch(i)
             await publisher.flush()
@@ -769,7 +769,7 @@ async def test_subscriptions_continue_after_a_broker_restart(
             await asyncio.to_thread(broker.restart_node, 0)
             async with (
                 rbs.streams_client(broker.uri) as other,
-                other.publisher(name, cls=rbs.PublisherBatchFast) as publisher,
+                other.publisher(name) as publisher,
             ):
                 for i in range(5000, 6000):
                     publisher.batch(i)

@@ -9,7 +9,7 @@ import pytest
 
 import rbfly.streams as rbs
 from perf.spread import hashed
-from rbfly.streams._routing import Router, hash32
+from rbfly.streams._routing import hash32
 
 THREE = ('p-0', 'p-1', 'p-2')
 # From the tests of the Go client.
@@ -95,35 +95,6 @@ def test_key_must_not_be_an_async_function(by: object) -> None:
     text = r'^key must be a function that returns the key of a message, not an async function$'
     with pytest.raises(rbs.ArgumentTypeError, match=text):
         by(key)  # type: ignore[operator]
-
-
-def test_id_of_a_message_that_was_not_sent_leaves_the_ids_before_it() -> None:
-    def ctx(id: int) -> rbs.MessageCtx:
-        return rbs.stream_message_ctx('x', publish_id=id)
-
-    router = Router(None, (), {}, False)
-    for used in (7, 0):
-        router.claim(ctx(used))
-        router.release(ctx(used), ())
-    router.claim(ctx(3))
-    router.claim(ctx(9))
-    router.release(ctx(9), ())
-    router.claim(ctx(4))
-    router.release(ctx(3), ())
-    with pytest.raises(rbs.ArgumentError, match='3 is not above 4'):
-        router.claim(ctx(3))
-    router.release(ctx(4), ())
-    router.claim(ctx(3))
-
-
-def test_id_of_a_message_that_was_not_sent_does_not_exclude_automatic_ids() -> None:
-    message = rbs.stream_message_ctx('x', publish_id=1)
-    router = Router(None, (), {}, False)
-    router.claim(message)
-    router.release(message, ())
-    router.claim('automatic')
-    with pytest.raises(rbs.ArgumentError, match='an explicit publishing id'):
-        router.claim(message)
 
 
 @pytest.mark.parametrize('partitions', [[], (), range(0), {}])

@@ -471,7 +471,7 @@ async def test_batch_publisher_raises_the_error_once(reports: str) -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me', cls=rbs.PublisherBatchFast) as publisher,
+        client.publisher('test', name='me') as publisher,
     ):
         publisher.batch('x')
         await publisher.flush()

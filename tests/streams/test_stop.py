@@ -39,7 +39,7 @@ WAYS: dict[str, Callable[[rbs.Subscription], AsyncIterator[Any]]] = {
 def subscribe(client: rbs.StreamsClient, stream: str, **options: Any) -> rbs.Subscription:
     arguments: dict[str, Any] = {
         'offset': rbs.Offset.FIRST,
-        'auto_offset': TRACKING,
+        'commit': TRACKING,
         'timeout': HANG,
     } | options
     found: rbs.Subscription = client.subscribe(stream, **arguments)
@@ -196,7 +196,7 @@ async def main(uri, stream, kind):
         async with source.subscribe(
             *names,
             offset=rbs.Offset.reference('worker'),
-            auto_offset=rbs.OffsetTracking('worker', every=7, interval=0),
+            commit=rbs.OffsetTracking('worker', every=7, interval=0),
         ) as messages:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)
             async for item in messages:

@@ -17,6 +17,7 @@ from tests.supers import subscribe_to
 
 GROUP = 'billing'
 AFTER = 60.0  # seconds without progress
+PROMPT = rbs.Group(GROUP, handover_timeout=1, stranded_after=AFTER)
 LATEST = AFTER * (1 + 2 * 1.5 / stranded.POLLS) + 1  # until a member notices that
 REJOIN = 'subscribing again'
 CLOSE = 'closing its connections and subscribing again'
@@ -54,10 +55,9 @@ class Reader:
     ) -> None:
         self.client = rbs.streams_client(broker.uri, **client or {})
         arguments: dict[str, Any] = {
-            'group': GROUP,
+            'group': rbs.Group(GROUP, stranded_after=AFTER),
             'offset': rbs.Offset.FIRST,
-            'auto_offset': rbs.OffsetTracking(every=1),
-            'stranded_after': AFTER,
+            'commit': rbs.OffsetTracking(every=1),
         }
         self.messages: Any = subscribe_to(self.client, 'orders', **arguments | options)
         self.bodies: list[Any] = []
@@ -253,7 +253,7 @@ async def test_group_of_an_old_broker_that_has_messages_left(
 ) -> None:
     """The formerly active member has counted while it was active, as the others have."""
     monkeypatch.setattr('random.uniform', lambda least, _: least)
-    async with partition(*[AFTER * 3] * count, handover_timeout=1) as (broker, members):
+    async with partition(*[AFTER * 3] * count, group=PROMPT) as (broker, members):
         await asyncio.sleep(3600)
         broker.publish('orders-0', 'first', 'second')
         await asyncio.sleep(AFTER * 0.9)
@@ -333,7 +333,7 @@ async def test_nothing_happens_while_the_offset_moves(attempts: Attempts) -> Non
 
 
 async def test_off_by_default(attempts: Attempts) -> None:
-    async with readers(0.0, 0.0, stranded_after=None) as (broker, members):
+    async with readers(0.0, 0.0, group=GROUP) as (broker, members):
         broker.strand('orders', GROUP)
         broker.publish('orders', 'second')
         await asyncio.sleep(2 * 3600)

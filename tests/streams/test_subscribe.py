@@ -22,7 +22,7 @@ FREE_IDS = 256
 
 async def publish(client: rbs.StreamsClient, stream: str, start: int, stop: int) -> None:
     """Publish numbers as one batch: usually one chunk, or few."""
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+    async with client.publisher(stream) as publisher:
         for i in range(start, stop):
             publisher.batch(i)
         await publisher.flush()

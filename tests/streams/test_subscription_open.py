@@ -166,7 +166,7 @@ async def test_open_does_not_finish_the_current_message() -> None:
         memory.create_stream('test')
         memory.publish('test', 0, 1)
         async with client.subscribe(
-            'test', offset=rbs.Offset.FIRST, auto_offset=tracking, timeout=HANG
+            'test', offset=rbs.Offset.FIRST, commit=tracking, timeout=HANG
         ) as messages:
             await take(messages, 2)
             memory.cut()

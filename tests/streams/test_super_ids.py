@@ -65,20 +65,6 @@ async def test_ids_that_no_partition_took_may_be_used_again(
     assert stored(broker) == [['0', '0 again'], ['1', '1 again'], []]
 
 
-async def test_ids_ascend_over_all_partitions_after_a_restart(
-    broker: StreamBroker, client: rbs.StreamsClient
-) -> None:
-    sent = [ctx(f'{i % 3} {i}', i) for i in range(1, 10)]
-    async with client.super_stream('orders').publisher(route=route, name='shop') as publisher:
-        await publisher.send_many(sent)
-    async with client.super_stream('orders').publisher(route=route, name='shop') as publisher:
-        await publisher.send(ctx('0 8', 8))
-        for call in (publisher.send, publisher.submit):
-            with pytest.raises(ValueError, match='publishing id 5 is not above 8'):
-                await call(ctx('1 5', 5))
-    assert list(map(len, stored(broker))) == [3, 3, 3]
-
-
 async def test_id_of_a_withdrawn_message_may_be_used_again(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
@@ -92,52 +78,3 @@ async def test_id_of_a_withdrawn_message_may_be_used_again(
         assert caught.value.outcome == 'not_sent'
         await (await publisher.submit(ctx('1', 2)))
         broker.start_node(node)
-
-
-@pytest.mark.parametrize('cls', [rbs.PublisherBatchFast, rbs.PublisherBatchLimit])
-@pytest.mark.parametrize(
-    'by', [route, rbs.by_hash(first_key), rbs.by_key(first_key)], ids=['route', 'hash', 'key']
-)
-async def test_batched_message_that_fails_uses_no_id(
-    client: rbs.StreamsClient,
-    cls: Any,
-    by: Any,
-) -> None:
-    limit = {'max_len': 10} if cls is rbs.PublisherBatchLimit else {}
-
-    async def batch(message: Any) -> None:
-        waiting = publisher.batch(message, **limit)
-        if waiting is not None:
-            await waiting
-
-    publisher: Any
-    async with client.super_stream('orders').publisher(route=by, cls=cls) as publisher:
-        with pytest.raises(rbs.AMQPEncoderError):
-            await batch(ctx(['0', object()], 5))
-        await batch('0')
-        with pytest.raises(rbs.ArgumentError, match='an explicit publishing id in a publisher of'):
-            await batch(ctx('1', 5))
-        await publisher.flush()
-    async with client.super_stream('orders').publisher(route=by, cls=cls) as publisher:
-        await batch(ctx('1', 9))
-        with pytest.raises(rbs.AMQPEncoderError):
-            await batch(ctx(['0', object()], 5))
-        with pytest.raises(rbs.ArgumentError, match='an automatic publishing id in a publisher of'):
-            await batch('0')
-        await batch(ctx('1', 8))  # in any order
-        await publisher.flush()
-
-
-async def test_batched_key_without_route_uses_no_id(
-    broker: StreamBroker, client: rbs.StreamsClient
-) -> None:
-    opener = client.super_stream('orders').publisher(
-        route=rbs.by_key(first_key), cls=rbs.PublisherBatchFast
-    )
-    async with opener as publisher:
-        publisher.batch(ctx('x', 5))
-        with pytest.raises(rbs.NoRouteError):
-            await publisher.flush()
-        publisher.batch('0')
-        await publisher.flush()
-    assert stored(broker)[0] == ['0']

@@ -1,6 +1,5 @@
 """Messages to several partitions that only some of them can take, on the in-memory broker."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -46,65 +45,10 @@ def ctx(body: str, id: int) -> MessageCtx:
 # -- batches
 
 
-@pytest.mark.parametrize('ids', [False, True])
-async def test_batch_that_times_out_is_queued_for_no_partition(
-    broker: StreamBroker, client: rbs.StreamsClient, ids: bool
-) -> None:
-    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchLimit)
-    first, both = (ctx('1', 1), ctx('01', 2)) if ids else ('1', '01')
-    async with opener as publisher:
-        await publisher.batch(first, max_len=1)
-        with pytest.raises(rbs.WindowTimeout, match='not queued') as caught:
-            await publisher.batch(both, max_len=1, timeout=SOON)
-        assert caught.value.retriable
-        assert caught.value.stream == 'orders-1'
-        assert publisher.unconfirmed == 1
-        await publisher.flush()
-        await publisher.batch(both, max_len=1)
-        await publisher.flush()
-    assert stored(broker) == [['01'], ['1', '01']]
-
-
-async def test_batch_that_is_cancelled_is_queued_for_no_partition(
-    broker: StreamBroker, client: rbs.StreamsClient
-) -> None:
-    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchLimit)
-    async with opener as publisher:
-        await publisher.batch('1', max_len=1)
-        call = asyncio.create_task(publisher.batch('01', max_len=1))
-        queue = publisher._publishers[1]._batches.capacity
-        await until(lambda: bool(queue.waiting), 'the call waits')
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        await publisher.batch('0', max_len=1)  # no capacity is left reserved
-        await publisher.flush()
-        await publisher.batch('01', max_len=1)
-        await publisher.flush()
-    assert stored(broker) == [['0', '01'], ['1', '01']]
-
-
-async def test_batches_to_the_same_partitions_do_not_wait_for_each_other(
-    broker: StreamBroker, client: rbs.StreamsClient
-) -> None:
-    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchLimit)
-    async with opener as publisher:
-        for body in ('0', '1'):
-            await publisher.batch(body, max_len=1)
-        calls = [asyncio.create_task(publisher.batch(body, max_len=1)) for body in ('01 a', '10 b')]
-        queue = publisher._publishers[0]._batches.capacity
-        await until(lambda: len(queue.waiting) == 2, 'both calls wait')
-        await publisher.flush()
-        await until(lambda: any(call.done() for call in calls), 'the first call is done')
-        await publisher.flush()
-        await asyncio.gather(*calls)
-    assert stored(broker) == [['0', '01 a', '10 b'], ['1', '01 a', '10 b']]
-
-
 async def test_batch_that_a_later_partition_refuses_may_be_stored(
     client: rbs.StreamsClient,
 ) -> None:
-    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchFast)
+    opener = client.super_stream('orders').publisher(route=route)
     async with opener as publisher:
         publisher.batch(ctx('1', 5))
         await publisher.flush()

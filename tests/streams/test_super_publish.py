@@ -14,7 +14,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from perf import wire
 from rbfly.net.connection import Connection
-from rbfly.streams.types import AMQPBody, MessageCtx
+from rbfly.streams.types import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.supers import stored
 
@@ -219,63 +219,6 @@ async def test_each_partition_continues_its_own_automatic_ids(
             assert await stored(client, f'{super_stream}-b') == ['b'] * count
 
 
-async def test_explicit_ids_are_one_sequence(client: rbs.StreamsClient, super_stream: str) -> None:
-    def ctx(body: str, id: int) -> MessageCtx:
-        return rbs.stream_message_ctx(body, publish_id=id)
-
-    def route(message: Any, names: Any) -> str:
-        return str(names['abc'.index(message.body)])
-
-    sent = [ctx('abc'[i % 3], i + 1) for i in range(30)]
-    for _ in range(2):  # the second run stores nothing
-        async with client.super_stream(super_stream).publisher(
-            route=route, name='shop'
-        ) as publisher:
-            assert await publisher.send_many(sent[:20]) == 20
-            for message in sent[20:]:
-                await publisher.send(message)
-            with pytest.raises(ValueError, match='publishing id 29 is not above'):
-                await publisher.send(ctx('c', 29))
-            with pytest.raises(ValueError, match='not above'):
-                await publisher.submit(ctx('a', 30))
-            with pytest.raises(ValueError, match='message 2 of send_many'):
-                await publisher.send_many([ctx('a', 31), ctx('b', 33), ctx('c', 32)])
-            with pytest.raises(rbs.ArgumentError, match='an automatic publishing id in a'):
-                await publisher.send(rbs.stream_message_ctx('a'))
-            assert publisher.unconfirmed == 0
-    found = await all_stored(client, super_stream)
-    assert [len(items) for items in found.values()] == [10] * 3
-    async with client.super_stream(super_stream).publisher(route=route, name='shop') as publisher:
-        assert publisher.message_id == 29  # `a` has 28, `c` has 30
-
-
-async def test_id_that_one_of_several_partitions_took_stays_used(
-    client: rbs.StreamsClient, super_stream: str
-) -> None:
-    def ctx(body: str) -> MessageCtx:
-        return rbs.stream_message_ctx(body, publish_id=5)
-
-    def route(message: Any, names: Any) -> Any:
-        return names[:2] if message.body == 'two' else names[2]
-
-    def extract(context: MessageCtx) -> str:
-        if context.body == 'two':
-            calls.append(context)
-            if len(calls) > 1:
-                raise LookupError('of the second partition')
-        return 'value'
-
-    calls: list[MessageCtx] = []
-    async with client.super_stream(super_stream).publisher(
-        route=route, filter_extract=extract
-    ) as publisher:
-        with pytest.raises(LookupError, match='of the second partition'):
-            await publisher.send_many([ctx('two')])
-        with pytest.raises(ValueError, match='publishing id 5 is not above 5'):
-            await publisher.send(ctx('one'))
-    assert await all_stored(client, super_stream) == {'a': ['two'], 'b': [], 'c': []}
-
-
 async def test_context_sent_again_in_flight_awaits_the_same_confirm(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
@@ -287,9 +230,9 @@ async def test_context_sent_again_in_flight_awaits_the_same_confirm(
 
 async def test_batches(client: rbs.StreamsClient, super_stream: str) -> None:
     sent = orders(600)
-    opener = client.super_stream(super_stream).publisher(route=by_hash, cls=rbs.PublisherBatchFast)
+    opener = client.super_stream(super_stream).publisher(route=by_hash)
     async with opener as publisher:
-        assert isinstance(publisher, rbs.SuperStreamBatchPublisher)
+        assert isinstance(publisher, rbs.SuperStreamPublisher)
         await publisher.flush()
         for item in sent[:300]:
             publisher.batch(item)
@@ -305,9 +248,7 @@ async def test_batches_by_key_wait_for_routes_in_flush(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
     sent = [{'key': item, 'n': i} for i, item in enumerate('abcab' * 20)]
-    opener = client.super_stream(super_stream).publisher(
-        route=rbs.by_key(key), cls=rbs.PublisherBatchFast
-    )
+    opener = client.super_stream(super_stream).publisher(route=rbs.by_key(key))
     async with opener as publisher:
         for item in sent[:50]:
             publisher.batch(item)
@@ -333,7 +274,7 @@ async def test_batches_by_key_send_the_others_when_a_filter_fails(
         return 'value'
 
     opener = client.super_stream(super_stream).publisher(
-        route=rbs.by_key(key), cls=rbs.PublisherBatchFast, filter_extract=extract
+        route=rbs.by_key(key), filter_extract=extract
     )
     sent = [{'key': 'a', 'n': i} for i in range(4)]
     async with opener as publisher:
@@ -348,30 +289,10 @@ async def test_batches_by_key_send_the_others_when_a_filter_fails(
 async def test_batches_by_key_are_sent_by_close(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
-    opener = client.super_stream(super_stream).publisher(
-        route=rbs.by_key(key), cls=rbs.PublisherBatchFast
-    )
+    opener = client.super_stream(super_stream).publisher(route=rbs.by_key(key))
     async with opener as publisher:
         publisher.batch({'key': 'a'})
     assert await stored(client, f'{super_stream}-a') == [{'key': 'a'}]
-
-
-async def test_batches_with_a_limit(client: rbs.StreamsClient, super_stream: str) -> None:
-    sent = orders(300)
-    opener = client.super_stream(super_stream).publisher(route=by_hash, cls=rbs.PublisherBatchLimit)
-    async with opener as publisher:
-        assert isinstance(publisher, rbs.SuperStreamBatchLimitPublisher)
-
-        async def fill() -> None:
-            for item in sent:
-                await publisher.batch(item, max_len=10)
-
-        filling = asyncio.ensure_future(fill())
-        while not filling.done():
-            await publisher.flush()
-            await asyncio.sleep(0)
-        await filling
-    check_keys(await all_stored(client, super_stream), sent)
 
 
 @pytest.mark.parametrize('compression', [None, 'gzip'])
@@ -405,30 +326,9 @@ async def test_filters(client: rbs.StreamsClient, super_stream: str) -> None:
     assert [item['n'] for item in found] == [1, 21, 41, 61, 81]
 
 
-class Counting(rbs.Publisher):
-    sent = 0
-
-    async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
-        Counting.sent += 1
-        await super().send(message, timeout)
-
-
-async def test_user_class_publishes_to_each_partition(
-    client: rbs.StreamsClient, super_stream: str
-) -> None:
-    async with client.super_stream(super_stream).publisher(
-        route=by_hash, cls=Counting
-    ) as publisher:
-        for item in orders(10):
-            await publisher.send(item)
-    assert Counting.sent == 10
-
-
 async def test_raw_bytes(client: rbs.StreamsClient, super_stream: str) -> None:
     route = rbs.by_hash(lambda body: body.decode())
-    async with client.super_stream(super_stream).publisher(
-        route=route, cls=rbs.PublisherBin
-    ) as publisher:
+    async with client.super_stream(super_stream).publisher(route=route, amqp=False) as publisher:
         await publisher.send(b'hello1')
     messages = client.subscribe(
         f'{super_stream}-b', offset=rbs.Offset.FIRST, until='now', amqp=False
@@ -481,7 +381,7 @@ async def test_opening_ends_with_a_clear_error(client: rbs.StreamsClient, stream
     with pytest.raises(rbs.ArgumentTypeError, match=r'route must be by_hash.* an async function'):
         client.super_stream(stream).publisher(route=later)  # type: ignore[arg-type]
     with pytest.raises(rbs.ArgumentTypeError, match='route must be by_hash'):
-        client.super_stream(stream).publisher(route='key')  # type: ignore[call-overload]
+        client.super_stream(stream).publisher(route='key')  # type: ignore[arg-type]
 
 
 async def test_send_times_out(client: rbs.StreamsClient, super_stream: str) -> None:

@@ -401,7 +401,7 @@ async def test_message_to_several_partitions_names_the_one_that_refuses(
 
 
 async def test_flush_names_the_partition(broker: StreamBroker, client: rbs.StreamsClient) -> None:
-    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchFast)
+    opener = client.super_stream('orders').publisher(route=route)
     async with opener as publisher:
         broker.publish_error()
         publisher.batch('2')
@@ -483,20 +483,18 @@ async def flush_one(publisher: Any, body: str) -> None:
 
 
 @pytest.mark.own_clock
-@pytest.mark.parametrize(
-    ('cls', 'fail'), [(rbs.Publisher, send_each_way), (rbs.PublisherBatchFast, flush_one)]
-)
+@pytest.mark.parametrize(('batched', 'fail'), [(False, send_each_way), (True, flush_one)])
 @pytest.mark.parametrize('bound_to', [None, 'later'])
 async def test_key_without_a_partition_is_asked_for_once_in_a_period(
     broker: StreamBroker,
     client: rbs.StreamsClient,
     asked: list[str],
-    cls: type[Any],
+    batched: bool,
     fail: Any,
     bound_to: str | None,
 ) -> None:
     by = rbs.by_key(first_key)
-    async with client.super_stream('orders').publisher(route=by, cls=cls) as publisher:
+    async with client.super_stream('orders').publisher(route=by) as publisher:
         if bound_to:  # a stream that the publisher does not know
             broker.create_stream(bound_to)
             broker.bind('orders', bound_to, '8')
@@ -507,7 +505,7 @@ async def test_key_without_a_partition_is_asked_for_once_in_a_period(
         broker.bind('orders', NAMES[1], '9')
         await asyncio.sleep(super_stream.NO_ROUTE)
         await fail(publisher, '8')
-        if cls is rbs.PublisherBatchFast:
+        if batched:
             publisher.batch('9')
             await publisher.flush()
         else:
@@ -568,8 +566,7 @@ async def test_closing_ends_calls_that_wait_for_a_route(client: rbs.StreamsClien
 
 @pytest.mark.usefixtures('endless_query')
 async def test_closing_gives_up_batches_that_wait_for_a_route(client: rbs.StreamsClient) -> None:
-    by, cls = rbs.by_key(first_key), rbs.PublisherBatchFast
-    publisher = await client.super_stream('orders').publisher(route=by, cls=cls)
+    publisher = await client.super_stream('orders').publisher(route=rbs.by_key(first_key))
     for body in '001':
         publisher.batch(body)
     with pytest.raises(rbs.WindowTimeout, match=r'not sent: 3$') as caught:
@@ -626,7 +623,7 @@ async def test_publisher_of_a_disconnected_client_does_not_ask_for_routes(
 ) -> None:
     by = rbs.by_key(first_key)
     publisher = await client.super_stream('orders').publisher(route=by)
-    batches = await client.super_stream('orders').publisher(route=by, cls=rbs.PublisherBatchFast)
+    batches = await client.super_stream('orders').publisher(route=by)
     batches.batch('1')
     await client.disconnect()
     calls: list[Any] = [publisher.send('0'), publisher.send_many(['0']), batches.flush()]

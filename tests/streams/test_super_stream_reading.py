@@ -73,7 +73,7 @@ async def test_consumer_sees_all_partitions_and_stores_offsets_on_all(
     await fill_all(client, super_stream)
     names = [f'{super_stream}-{i}' for i in range(3)]
     async with client.super_stream(super_stream).subscribe(
-        offset=rbs.Offset.FIRST, until='now', auto_offset=rbs.OffsetTracking('tracker')
+        offset=rbs.Offset.FIRST, until='now', commit=rbs.OffsetTracking('tracker')
     ) as messages:
         found = await collect(messages, how)
     assert by_partition(found) == {name: [*range(100)] for name in names}
@@ -91,7 +91,7 @@ async def test_program_resumes_each_partition_after_its_stored_offset(
         async with client.super_stream(super_stream).subscribe(
             offset=rbs.Offset.reference('tracker'),
             until='now',
-            auto_offset=rbs.OffsetTracking('tracker'),
+            commit=rbs.OffsetTracking('tracker'),
         ) as messages:
             async for item in (items := read(messages, how)):
                 found.append(item)
@@ -127,7 +127,7 @@ async def test_offset_by_partition(kind: str, client: rbs.StreamsClient, super_s
 async def test_commit_without_manual_tracking_fails_before_the_subscription_opens(
     client: rbs.StreamsClient, tracking: rbs.OffsetTracking | None
 ) -> None:
-    async with client.super_stream('orders').subscribe(auto_offset=tracking) as messages:
+    async with client.super_stream('orders').subscribe(commit=tracking) as messages:
         for offsets in (None, {'orders-0': 1}):
             with pytest.raises(rbs.SubscriptionError, match=r"'orders' does not allow commit"):
                 await messages.commit(offsets)
@@ -143,7 +143,7 @@ async def test_commit_position_and_write_offset_by_partition(
         await orders.write_offset('written')
     tracking = rbs.OffsetTracking('manual', manual=True)
     async with client.super_stream(super_stream).subscribe(
-        offset=rbs.Offset.FIRST, auto_offset=tracking
+        offset=rbs.Offset.FIRST, commit=tracking
     ) as messages:
         assert messages.position == {}
         await messages.open()
@@ -309,7 +309,7 @@ async def test_stop_delivers_nothing_twice(client: rbs.StreamsClient, super_stre
     while sum(found.values()) < 300:
         tracking = rbs.OffsetTracking('worker', every=1000)
         async with client.super_stream(super_stream).subscribe(
-            offset=rbs.Offset.reference('worker'), auto_offset=tracking
+            offset=rbs.Offset.reference('worker'), commit=tracking
         ) as messages:
             stop_at = sum(found.values()) + 37
             async for body in messages:

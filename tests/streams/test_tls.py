@@ -38,7 +38,7 @@ async def test_publish_and_consume(
     async with rbs.streams_client(tls_uri(own_broker), ssl=context) as client:
         async with client.publisher(own_stream) as publisher:
             await publisher.send('first')
-        async with client.publisher(own_stream, cls=rbs.PublisherBatchFast) as batch:
+        async with client.publisher(own_stream) as batch:
             for body in bodies:
                 batch.batch(body)
             await batch.flush()

@@ -43,7 +43,7 @@ def subscribe(
         offset=rbs.Offset.FIRST,
         timeout=HANG,
         amqp=False,
-        auto_offset=rbs.OffsetTracking(REFERENCE, every, interval),
+        commit=rbs.OffsetTracking(REFERENCE, every, interval),
         **arguments,
     )
     return found
@@ -107,7 +107,7 @@ async def test_counting_begins_at_the_first_message() -> None:
             'test',
             offset=rbs.Offset.offset(42),
             amqp=False,
-            auto_offset=rbs.OffsetTracking(REFERENCE, 10, 0),
+            commit=rbs.OffsetTracking(REFERENCE, 10, 0),
         ) as messages,
     ):
         await take(messages, 11)
@@ -316,7 +316,7 @@ async def test_undecodable_message_is_finished_when_the_next_one_is_taken() -> N
         client.subscribe(
             'test',
             offset=rbs.Offset.FIRST,
-            auto_offset=rbs.OffsetTracking(REFERENCE, 1, 0),
+            commit=rbs.OffsetTracking(REFERENCE, 1, 0),
         ) as messages,
     ):
         for _ in range(3):
@@ -392,7 +392,7 @@ async def test_restarted_program_continues_after_its_stored_offset(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     """The stored offset is that of a message, even if the subscription started at a timestamp."""
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+    async with client.publisher(stream) as publisher:
         for i in range(1000):
             publisher.batch(i)
         await publisher.flush()
@@ -400,7 +400,7 @@ async def test_restarted_program_continues_after_its_stored_offset(
     seen: list[Any] = []
     for start in (rbs.Offset.timestamp(0), *[rbs.Offset.reference('reader')] * 4):
         async with client.subscribe(
-            stream, offset=start, auto_offset=tracking, timeout=HANG
+            stream, offset=start, commit=tracking, timeout=HANG
         ) as messages:
             found = await take(messages, 250)
         assert found[0] == (len(seen) - 1 if seen else 0)  # the last message was not finished
@@ -423,7 +423,7 @@ async def test_close_before_a_message_is_finished_stores_no_offset(
             await publisher.send(i)
     await client.write_offset(stream, 'reader', 1)
     async with client.subscribe(
-        stream, offset=rbs.Offset.FIRST, auto_offset=rbs.OffsetTracking('reader', 1), timeout=HANG
+        stream, offset=rbs.Offset.FIRST, commit=rbs.OffsetTracking('reader', 1), timeout=HANG
     ) as messages:
         await take(messages, read)
     assert await client.read_offset(stream, 'reader') == 1
@@ -557,7 +557,7 @@ async def test_write_offset_requires_that_the_last_message_is_of_the_stream(
 async def test_program_that_keeps_its_own_offsets_continues_after_the_last_one(
     client: rbs.StreamsClient, stream: str
 ) -> None:
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+    async with client.publisher(stream) as publisher:
         for i in range(100):
             publisher.batch(i)
         await publisher.flush()

@@ -159,8 +159,8 @@ async def test_mappings_and_sequences_can_be_sent(client: rbs.StreamsClient, str
 
 
 async def test_batches_of_mappings_can_be_sent(client: rbs.StreamsClient, stream: str) -> None:
-    publisher = await client.publisher(stream, cls=rbs.PublisherBatchFast)
-    assert_type(publisher, rbs.PublisherBatchFast)
+    publisher = await client.publisher(stream)
+    assert_type(publisher, rbs.Publisher)
     publisher.batch(ORDER)
     publisher.batch(proxy(ORDER))
     await publisher.close()

@@ -312,7 +312,7 @@ async def test_offset_is_stored_at_the_end(client: rbs.StreamsClient, stream: st
             stream,
             offset=rbs.Offset.reference('reader'),
             until='now',
-            auto_offset=tracking,
+            commit=tracking,
             timeout=HANG,
         )
         assert await bodies(messages) == expected

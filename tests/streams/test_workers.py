@@ -66,7 +66,7 @@ async def load(client: rbs.StreamsClient, stream: str) -> AsyncIterator[Callable
 
     async def publish() -> None:
         nonlocal n
-        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+        async with client.publisher(stream) as publisher:
             while not stopped:
                 for _ in range(20):
                     publisher.batch({'id': n})
@@ -145,3 +145,49 @@ async def test_stored_offsets_and_stop(
         await publisher.send({'id': end})
     await run(signal.SIGTERM, lambda: shipped()[-1] == end)
     assert set(shipped()) == set(range(end + 1))
+
+
+async def test_buffers_are_written_before_a_handover(
+    client: rbs.StreamsClient, super_stream: str, broker_uri: str, tmp_path: Path, rng: Random
+) -> None:
+    """No row is written twice, although members join and stop with messages in their buffers."""
+    worker = Worker('archive.db', broker_uri, super_stream, tmp_path)
+    orders = client.super_stream(super_stream)
+    with contextlib.closing(sqlite3.connect(tmp_path / 'archive.db')) as db:
+
+        def rows() -> int:
+            with contextlib.suppress(sqlite3.OperationalError):  # no table yet, or locked
+                return int(db.execute('SELECT count(*) FROM orders').fetchone()[0])
+            return 0
+
+        n, stopped = 0, False
+
+        async def publish() -> None:
+            nonlocal n
+            async with orders.publisher(route=rbs.by_hash(str)) as publisher:
+                while not stopped:
+                    await publisher.send_many({'id': number} for number in range(n, n + 200))
+                    n += 200
+                    await asyncio.sleep(0.01)
+
+        publishing = asyncio.create_task(publish())
+        try:
+            limits = [rng.randrange(2000, 20_000) for _ in range(5)]
+            found = await asyncio.gather(
+                *(worker.run(signal.SIGTERM, lambda n=n: rows() >= n) for n in limits)  # type: ignore[misc]
+            )
+            assert 0 in found
+            assert {*found} <= {0, -signal.SIGTERM}  # before the program handles it
+            stopped = True
+            await publishing
+        finally:
+            publishing.cancel()
+        written = sorted(row[0] for row in db.execute('SELECT id FROM orders'))
+    committed: list[int] = []
+    for partition, offset in (await orders.read_offset('archive')).items():
+        start = client.subscribe(partition, offset=rbs.Offset.FIRST, until='now')
+        async for message in start.messages():
+            if offset is not None and (message.stream_offset or 0) <= offset:
+                committed.append(message.body['id'])
+    assert len(written) >= min(limits)
+    assert written == sorted(committed)

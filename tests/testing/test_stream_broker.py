@@ -390,7 +390,7 @@ async def test_unknown_streams(memory: StreamBroker) -> None:
 
 async def test_raw_messages(memory: StreamBroker, client: rbs.StreamsClient) -> None:
     memory.create_stream('orders')
-    async with client.publisher('orders', cls=rbs.PublisherBin) as publisher:
+    async with client.publisher('orders', amqp=False) as publisher:
         await publisher.send(b'not AMQP')
     assert memory.messages('orders', raw=True) == [b'not AMQP']
     with pytest.raises(rbs.AMQPDecoderError):

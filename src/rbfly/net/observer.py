@@ -93,8 +93,11 @@ class Observer:
     def on_activated(self, stream: str, group: str) -> None:
         """A member of a group receives the messages of a stream from now on."""
 
-    def on_deactivated(self, stream: str, group: str) -> None:
-        """A member of a group receives no more messages of a stream."""
+    def on_deactivated(self, stream: str, group: str, lost: bool) -> None:
+        """A member of a group receives no more messages of a stream.
+
+        :param lost: it has not handed over.
+        """
 
     def on_handover_late(self, stream: str, group: str) -> None:
         """A member leaves messages to the next one that the program has not finished."""

@@ -49,20 +49,15 @@ cdef class FrameBuilder:
     cdef readonly uint64_t next_id
     cdef readonly Py_ssize_t queued, frame_max, max_unconfirmed, frame_entries
     cdef object filter_extract
-    cdef bint amqp, busy
+    cdef readonly bint amqp
+    cdef bint busy
     cdef bint plain                 # neither sub-entries nor filter values
     # How many short messages the open frame certainly takes, and where the last one may start if
     # it is empty; 0 if unknown.
     cdef Py_ssize_t room
     cdef uint8_t *room_end
-    cdef bint unsorted              # ids of the batch are not ascending
-    cdef set batch_ids              # ids of the batch, once one was out of order; else None
     cdef bint has_last
     cdef uint64_t last_id           # highest id used so far, if has_last
-    cdef bint batched
-    cdef bint has_released
-    cdef uint64_t last_released     # highest id released, if has_released
-    cdef uint64_t released_end      # if batched: position after the last released entry
     cdef Py_ssize_t capacity_hint
     cdef SubEntry sub_entry         # messages of the open sub-entry, in no frame yet; or None
     cdef uint64_t sub_entry_id

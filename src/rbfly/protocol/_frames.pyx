@@ -74,8 +74,6 @@ cdef int fail_entry(FrameBuilder builder, Py_ssize_t start) except -1:
 
 
 cdef inline int use_id(FrameBuilder builder, uint64_t id) except -1:
-    if builder.batch_ids is not None:
-        builder.batch_ids.add(id)
     if not builder.has_last or id > builder.last_id:
         builder.last_id = id
         builder.has_last = True
@@ -93,7 +91,6 @@ cdef class FrameBuilder:
     :param next_id: publishing id of the next message.
     :param filter_extract: returns a message's filter value (str or None); None for Publish v1.
     :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
-    :param batched: hold messages back until `release`, which sorts them by id.
     :param sub_entry: collects the messages of the open sub-entry; None for no sub-entries.
     :ivar queued: number of messages that are encoded but not sent (int).
     """
@@ -106,7 +103,6 @@ cdef class FrameBuilder:
         uint64_t next_id,
         filter_extract=None,
         bint amqp=True,
-        bint batched=False,
         SubEntry sub_entry=None,
     ):
         if max_unconfirmed < 1:
@@ -124,7 +120,6 @@ cdef class FrameBuilder:
         self.filter_extract = filter_extract
         self.amqp = amqp
         self.plain = filter_extract is None and sub_entry is None
-        self.batched = batched
         self.sub_entry_spans = []
         self.frames = []
         self.capacity_hint = SMALLEST_FRAME
@@ -338,7 +333,7 @@ cdef class FrameBuilder:
         # Append a message, and prepare for short ones that follow.
         cdef Py_ssize_t size
         self._append(message, waiter)
-        if self.open is not None and self.batch_ids is None:
+        if self.open is not None:
             self.room = min(
                 self.frame_entries - 1 - self.open.count,
                 <Py_ssize_t> (self.mask + 1 - (self.tail - self.head)),
@@ -426,17 +421,8 @@ cdef class FrameBuilder:
         return 0
 
     cdef int _check_explicit(self, uint64_t id) except -1:
-        cdef uint64_t i
         if self.has_last and id <= self.last_id:
-            if not self.batched or self.has_released and id <= self.last_released:
-                raise ArgumentError(f'publishing id {id} is not above the ids sent before')
-            if self.batch_ids is None:
-                self.batch_ids = {
-                    self.ring[i & self.mask].id for i in range(self.released_end, self.tail)
-                }
-            if id in self.batch_ids:
-                raise ArgumentError(f'publishing id {id} is already in the batch')
-            self.unsorted = True
+            raise ArgumentError(f'publishing id {id} is not above the ids sent before')
         return 0
 
     cdef object _filter_value(self, object message):

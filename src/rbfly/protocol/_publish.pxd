@@ -15,7 +15,6 @@ cdef class PublishWindow(FrameQueue):
     cdef list too_large             # waiters settled by a replay that has not returned them
 
     cpdef bytes take(self)
-    cpdef release(self)
     cdef list _unsettled(self)
     cdef int _refuse_too_large(self) except -1
     cdef Entry *_find(self, uint64_t id) noexcept

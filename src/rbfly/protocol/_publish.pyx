@@ -57,10 +57,7 @@ cdef class PublishWindow(FrameQueue):
         try:
             if self.withdrawn:
                 self._repack(self.sent)
-            if self.batched:
-                if self.next_frame == self.released:
-                    return None
-            elif self.next_frame == self.frames_base + <uint64_t> len(self.frames):
+            if self.next_frame == self.frames_base + <uint64_t> len(self.frames):
                 # All that is queued is in the open frame and the open sub-entry.
                 if self.queued == 0:
                     return None
@@ -77,21 +74,6 @@ cdef class PublishWindow(FrameQueue):
             self.written = max(self.written, self.ring[(self.sent - 1) & self.mask].id)
             self.any_written = True
             return frame.data
-        finally:
-            self.busy = False
-
-    cpdef release(self):
-        """Let `take` return the messages of the batch, ascending by id."""
-        self._enter()
-        try:
-            self._close_open()
-            if self.unsorted:
-                self._repack(self.released_end)
-            self.batch_ids = None
-            self._mark_released()
-            if self.has_last:
-                self.last_released = self.last_id
-                self.has_released = True
         finally:
             self.busy = False
 
@@ -148,19 +130,16 @@ cdef class PublishWindow(FrameQueue):
         cdef list done
         done, self.too_large = self.too_large, []
         self.frames_base += <uint64_t> len(self.frames) + (self.open is not None)
-        self.next_frame = self.released = self.frames_base
+        self.next_frame = self.frames_base
         self.frames = []
         self.open = None
         out_discard(&self.out)
         if self.sub_entry is not None:
             self.sub_entry_spans = []
             self.sub_entry._drop(out_size(&self.sub_entry.out))
-        self.head = self.sent = self.cursor = self.released_end = self.tail
-        self.batch_ids = None
+        self.head = self.sent = self.cursor = self.tail
         self.in_flight = self.queued = self.given_up = self.withdrawn = 0
-        self.unsorted = False
-        if not self.batched:
-            self._roll_back()
+        self._roll_back()
         for item, order, unsent in unsettled:
             give_up(item, order, unsent, done)
         return done

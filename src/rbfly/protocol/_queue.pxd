@@ -20,7 +20,6 @@ cdef class FrameQueue(FrameBuilder):
     cdef readonly Py_ssize_t given_up
     cdef public bint named
     cdef Py_ssize_t withdrawn       # settled entries that are still in queued frames
-    cdef uint64_t released          # if batched: number of the first frame that is held back
     cdef uint64_t next_frame        # number of the next frame to send
     cdef uint64_t sent              # positions: [head, sent) in flight, [sent, tail) queued
     cdef uint64_t cursor            # position of the entry whose confirm is expected next
@@ -40,4 +39,3 @@ cdef class FrameQueue(FrameBuilder):
     cdef int _drop_given_up(self) except -1
     cdef int _roll_back(self) noexcept
     cdef int _repack(self, uint64_t first) except -1
-    cdef int _mark_released(self) except -1

@@ -111,7 +111,6 @@ cdef class FrameQueue(FrameBuilder):
         if (
             type(message) is not Message
             or not (<Message> message).is_set_stream_publish_id
-            or self.batched
             or self.sub_entry is not None
         ):
             return None
@@ -145,7 +144,7 @@ cdef class FrameQueue(FrameBuilder):
         return end
 
     cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept:
-        # Unless batched, all entries ascend by id.
+        # All entries ascend by id.
         cdef Entry *entry
         position[0] = self._search(id, self.tail)
         entry = &self.ring[position[0] & self.mask]
@@ -262,47 +261,36 @@ cdef class FrameQueue(FrameBuilder):
     # -- moving entries
 
     cdef int _repack(self, uint64_t first) except -1:
-        # Move unsettled entries from position `first` on into new frames, ascending by id.
+        # Move unsettled entries from position `first` on into new frames.
         # On failure, restore the state before.
         cdef list old = self.frames
         cdef uint64_t old_base = self.frames_base
-        cdef Py_ssize_t kept, released = 0, position = 0
-        cdef uint64_t size, n, i
+        cdef Py_ssize_t kept
+        cdef uint64_t size, n
         cdef Entry *saved
         cdef Entry *entry
         cdef Frame source
-        cdef list order = []
         self._close_open()
         size = self.tail - first
         if size == 0:
             return 0
-        before = (
-            self.tail, self.sent, self.cursor, self.next_frame, self.released, self.released_end
-        )
+        before = (self.tail, self.sent, self.cursor, self.next_frame)
         saved = <Entry *> PyMem_Malloc(size * sizeof(Entry))
         if saved is NULL:
             raise MemoryError
         for n in range(size):
             saved[n] = self.ring[(first + n) & self.mask]
         try:
-            for n in range(size):
-                if saved[n].settled != SETTLED:
-                    order.append(n)
-                    if first + n < self.released_end:
-                        released += 1
-            if self.unsorted:
-                order.sort(key=[saved[n].id for n in range(size)].__getitem__)
             kept = offset(saved[0].frame, old_base)
             self.frames = old[:kept]
             self.tail = first
             self.sent = min(self.sent, first)
             self.cursor = min(self.cursor, first)
             self.next_frame = min(self.next_frame, old_base + <uint64_t> kept)
-            for i in order:
-                if position == released:
-                    self._mark_released()
-                position += 1
-                entry = &saved[i]
+            for n in range(size):
+                entry = &saved[n]
+                if entry.settled == SETTLED:
+                    continue
                 source = <Frame> old[offset(entry.frame, old_base)]
                 self._reserve(entry.size, messages_of(source, entry))
                 put_bytes(&self.out, PyBytes_AS_STRING(source.data) + entry.start, entry.size)
@@ -321,11 +309,8 @@ cdef class FrameQueue(FrameBuilder):
                         entry.order,
                     )
                 self.ring[(self.tail - 1) & self.mask].settled = entry.settled
-            if position == released:
-                self._mark_released()
             if self.open is not None and self.open.count >= self.frame_entries:
                 self._finish_frame()
-            self.unsorted = False
             if self.withdrawn:
                 self.withdrawn = 0
                 self._roll_back()
@@ -333,21 +318,10 @@ cdef class FrameQueue(FrameBuilder):
             self.open = None
             out_discard(&self.out)
             self.frames = old
-            (
-                self.tail, self.sent, self.cursor, self.next_frame, self.released, self.released_end
-            ) = before
+            self.tail, self.sent, self.cursor, self.next_frame = before
             for n in range(size):
                 self.ring[(first + n) & self.mask] = saved[n]
             raise
         finally:
             PyMem_Free(saved)
-        return 0
-
-    cdef int _mark_released(self) except -1:
-        # Released messages share no frame with messages that are held back.
-        if self.batched:
-            if self.open is not None and self.open.count:
-                self._finish_frame()
-            self.released = self.frames_base + <uint64_t> len(self.frames)
-            self.released_end = self.tail
         return 0

@@ -10,25 +10,24 @@ from ..protocol.offset import Offset, OffsetType
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
 from . import events as _events
 from .client import StreamsClient, streams_client
-from .confirmation import Confirmation
-from .decorator import connection
-from .events import *  # noqa: F403
-from .publisher import Publisher, PublisherBin
-from .publisher_batch import (
+from .compat import (
     PublisherBatch,
     PublisherBatchFast,
     PublisherBatchLimit,
     PublisherBatchMem,
+    PublisherBin,
     PublisherBinBatch,
 )
+from .confirmation import Confirmation
+from .decorator import connection
+from .events import *  # noqa: F403
+from .handover import Group
+from .publisher import Publisher
+from .publisher_base import BasePublisher
 from .routing import by_hash, by_key
 from .subscription import BaseSubscription, Subscription, SuperStreamSubscription
 from .super_client import SuperStream
-from .super_stream import (
-    SuperStreamBatchLimitPublisher,
-    SuperStreamBatchPublisher,
-    SuperStreamPublisher,
-)
+from .super_stream import SuperStreamPublisher
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap, StreamStats
 
@@ -41,10 +40,12 @@ __all__ = [
     'AMQPHeader',
     'AMQPScalar',
     'AuthMechanism',
+    'BasePublisher',
     'BaseSubscription',
     'BloomFilterExtract',
     'Compression',
     'Confirmation',
+    'Group',
     'Message',
     'MessageBatch',
     'MessageCtx',
@@ -66,8 +67,6 @@ __all__ = [
     'Subscriber',
     'Subscription',
     'SuperStream',
-    'SuperStreamBatchLimitPublisher',
-    'SuperStreamBatchPublisher',
     'SuperStreamPublisher',
     'SuperStreamSubscription',
     'Symbol',

@@ -141,20 +141,13 @@ cdef int fail_key(Router router, object message) except -1:
         raise of_callback(ex, f'the key function of {name} for the message {clip(message)}')
 
 
-cdef enum Ids:
-    ANY                     # no message so far
-    AUTOMATIC
-    EXPLICIT
-
-
 @cython.final
 cdef class Router:
-    """Finds the partitions of each message, and checks the publishing ids of all partitions.
+    """Finds the partitions of each message.
 
     :param route: HashRoute, KeyRoute, or a function of a message and the names of the partitions.
     :param names: names of the partitions in order; a partition may occur several times.
     :param partitions: Partition by name.
-    :param batched: explicit publishing ids may come in any order.
     :ivar cache: targets by key, for a KeyRoute.
     """
 
@@ -163,13 +156,9 @@ cdef class Router:
     cdef readonly dict partitions, cache
     cdef list slots         # Partition of each name
     cdef uint32_t count     # of slots
-    cdef bint hashed, asked, batched
-    cdef Ids ids
-    cdef bint has_last
-    cdef uint64_t last      # highest explicit publishing id, if has_last
-    cdef set claims         # explicit ids of messages that no window may have taken
+    cdef bint hashed, asked
 
-    def __init__(self, route, tuple names, dict partitions, bint batched):
+    def __init__(self, route, tuple names, dict partitions):
         self.route = route
         self.names = names
         self.partitions = partitions
@@ -178,9 +167,7 @@ cdef class Router:
         self.hashed = type(route) is HashRoute
         self.asked = type(route) is KeyRoute
         self.key = route.key if self.hashed or self.asked else None
-        self.batched = batched
         self.cache = {}
-        self.claims = set()
 
     cdef object _find(self, object message):
         # A Partition, or a tuple of them; the key (str) if the broker must be asked.
@@ -244,105 +231,39 @@ cdef class Router:
             return partitions[next(iter(names))]
         return tuple([partitions[name] for name in names])
 
-    # -- publishing ids
-
-    cdef int _check_id(self, object message) except -1:
-        # One publisher uses automatic or explicit ids, and explicit ids ascend over all partitions.
-        cdef uint64_t id
-        if has_id(message):
-            if self.ids == AUTOMATIC:
-                fail_mixed('an explicit', 'automatic')
-            id = (<Message> message)._publish_id
-            if not self.batched and self.has_last and id <= self.last:
-                raise ArgumentError(
-                    f'publishing id {id} is not above {self.last}, the last one of the partitions'
-                )
-            self._note(id)
-        elif self.ids != AUTOMATIC:
-            if self.ids == EXPLICIT:
-                fail_mixed('an automatic', 'explicit')
-            self.ids = AUTOMATIC
-        return 0
-
-    cdef int _note(self, uint64_t id) except -1:
-        self.last = max(self.last, id) if self.has_last else id
-        self.has_last = True
-        self.ids = EXPLICIT
-        return 0
-
-    def claim(self, message):
-        """Check the publishing id of a message, and note it as used until `release`."""
-        self._check_id(message)
-        if has_id(message):
-            self.claims.add((<Message> message)._publish_id)
-
-    def release(self, message, partitions):
-        """The windows of partitions have taken a message, or it was not sent.
-
-        In the second case, its explicit publishing id may be used again.
-        """
-        cdef Partition item
-        cdef uint64_t id
-        if not has_id(message):
-            return
-        id = (<Message> message)._publish_id
-        self.claims.discard(id)
-        for item in partitions:
-            if item.window._has_used(id):
-                return
-        self.ids, self.has_last = ANY, False
-        for item in self.partitions.values():
-            if item.window.has_last:
-                self._note(item.window.last_id)
-        for id in self.claims:
-            self._note(id)
-
-    def is_used(self, message, Partition partition not None):
-        """True if the window of a partition has taken the explicit publishing id of a message, or a
-        higher one (bool)."""
-        return has_id(message) and partition.window._has_used((<Message> message)._publish_id)
-
-    def check_ids(self, messages, Py_ssize_t start, Py_ssize_t stop, last=None):
-        """Check that the explicit publishing ids in messages[start:stop] ascend.
-
-        Returns the highest id so far, which is `last` of the next call.
-
-        :raises ArgumentError: an id is not above the one before it, or ids are mixed; `index` says
-            of which message.
-        """
-        cdef Router checked = Router.__new__(Router)
-        cdef Py_ssize_t i = start
-        checked.ids, checked.has_last, checked.last = self.ids, self.has_last, self.last
-        if start:
-            checked.ids = EXPLICIT if last is not None else AUTOMATIC
-            if last is not None:
-                checked.has_last, checked.last = True, last
-        try:
-            for i in range(start, min(stop, <Py_ssize_t> len(messages))):
-                checked._check_id(messages[i])
-        except ArgumentError as ex:
-            ex.args = (f'message {i} of send_many: {ex}',)
-            ex.index = i
-            raise
-        return checked.last if checked.ids == EXPLICIT else None
-
 
 cdef inline bint has_id(object message):
     return type(message) is Message and (<Message> message).is_set_stream_publish_id
-
-
-cdef int fail_mixed(str this, str others) except -1:
-    raise ArgumentError(
-        f'{this} publishing id in a publisher of {others} ones: a publisher of a super stream uses'
-        ' one kind only'
-    )
 
 
 cdef class RoutedBase:
     """Methods of publishers over partitions that run for each message."""
 
     cdef public Router _router
-    cdef public bint _direct        # the publishers of the partitions have the usual `send`
+    cdef public bint _holds         # messages of `batch` wait for their routes
+
+    @cython.binding(False)
+    def batch(self, message):
+        """batch($self, message)\n--\n
+        Queue a message for its partition; `flush` sends it.
+
+        See :meth:`Publisher.batch`.  With :func:`by_key`, a message whose route is unknown, and
+        those after it, are encoded only when the broker has reported the route: do not change them
+        before.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :raises NoRouteError: the message has no partition; for `by_key`, `flush` raises this.
+
+        And the errors of :meth:`Publisher.batch`.
+        """
+        cdef object found
+        if self._router is None:
+            raise PublisherError(NOT_OPEN)
+        found = self._router._find(message)
+        if type(found) is Partition and not self._holds:
+            (<Partition> found).publisher.batch(message)
+        else:
+            self._batch(found, message)
 
     @cython.binding(False)
     def _begin(self, message, timeout):
@@ -355,10 +276,9 @@ cdef class RoutedBase:
         if router is None:          # only `__new__` was called
             raise PublisherError(NOT_OPEN)
         found = router._find(message)
-        if type(found) is not Partition or has_id(message):
+        if type(found) is not Partition or self._holds:
             return self._send(found, message, timeout)
-        router._check_id(message)
-        if timeout is None and self._direct:
+        if timeout is None and not has_id(message):
             wait = (<Partition> found).publisher._begin(message)
             if wait is not None:
                 return wait
@@ -393,7 +313,6 @@ cdef class RoutedMessages:
     cdef readonly uint64_t taken
     cdef readonly object message, target
     cdef readonly bint in_hand, begun
-    cdef bint noted         # the publishing id of the message in hand is noted as used
     cdef readonly dict used
     cdef uint64_t encoded
 
@@ -427,11 +346,9 @@ cdef class RoutedMessages:
                 share = self._share(<Partition> target)
             if share.left <= 0 and not self._refresh(share):
                 return True
-            router._check_id(message)
-            self.noted = True
             bytes_before = share.partition.window.bytes_encoded
             self._append(share)
-            self.in_hand = self.noted = False
+            self.in_hand = False
             self.taken += 1
             share.left -= 1
             self.encoded += share.partition.window.bytes_encoded - bytes_before
@@ -478,9 +395,6 @@ cdef class RoutedMessages:
         cdef Share share = <Share> self.shares[partition.index]
         if share is None:
             share = self._share(partition)
-        if not self.noted:
-            self.router._check_id(self.message)
-            self.noted = True
         self._append(share)
         self.begun = True
 
@@ -491,13 +405,11 @@ cdef class RoutedMessages:
 
     def finish(self):
         """Count the message in hand, which all its partitions have taken."""
-        self.in_hand = self.begun = self.noted = False
+        self.in_hand = self.begun = False
         self.taken += 1
 
     def skip(self):
         """Count the message in hand, which cannot be sent, at least not to all its partitions."""
-        if self.noted:
-            self.router.release(self.message, ())
         self.message = None
         self.finish()
 

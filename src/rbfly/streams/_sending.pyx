@@ -111,6 +111,7 @@ cdef class PublisherCore:
     :param loop: event loop of the publisher.
     :param window: messages that are not settled.
     :param semaphore: class of the semaphore for the window's capacity, called with `has_capacity`.
+    :param bounded: `batch` queues no more messages than the window has capacity for.
     :ivar session: has `check`, which raises if the publisher takes no messages; `settle`, which
         passes the outcome to a waiter; `after_settled`, called after a frame of confirms if
         `watched`; and `closing`, whose `left` a confirm restores.  None before `bind` and after
@@ -119,6 +120,8 @@ cdef class PublisherCore:
     :ivar connection: where to write frames; None while there is none.
     :ivar closed: the publisher takes no more messages.
     :ivar error: why the publisher takes no messages for now; None if it does.
+    :ivar filling: the batch that takes messages.
+    :ivar flushed: batches that were sent, and whose outcome no flush has reported.
     :ivar poll: keeps the event loop awake while confirms are awaited; None if it may sleep.
     """
 
@@ -129,16 +132,24 @@ cdef class PublisherCore:
     cdef public object poll
     cdef public bint watched
     cdef readonly bint closed, scheduled
+    cdef readonly ConfirmGroup filling
+    cdef readonly list flushed
+    cdef bint bounded
     cdef Wakeups wakeups
     cdef unsigned long place        # thread of the loop
     cdef unsigned long forks        # number of forks before the process of the loop
     cdef rbfly_step step            # task step in which the loop was last checked
 
-    def __init__(self, error, loop, PublishWindow window not None, semaphore):
+    def __init__(
+        self, error, loop, PublishWindow window not None, semaphore, bint bounded=True
+    ):
         self.error = error
         self.loop = loop
         self.window = window
         self.capacity = semaphore(self.has_capacity)
+        self.filling = ConfirmGroup(loop)
+        self.flushed = []
+        self.bounded = bounded
         self.wakeups = Wakeups(loop)
         self.place = rbfly_place()
         self.forks = rbfly_forks
@@ -184,8 +195,12 @@ cdef class PublisherCore:
 
     cpdef Py_ssize_t free(self) except -1:
         """Number of messages that the window has capacity for; 0 if the connection is paused."""
+        return 0 if self.is_paused() else max(0, self.room())
+
+    cpdef Py_ssize_t room(self) noexcept:
+        """Number of messages that `batch` may queue; not positive for none."""
         cdef Py_ssize_t used = self.window.in_flight + self.window.queued + self.capacity.reserved
-        return 0 if self.is_paused() else max(0, self.window.max_unconfirmed - used)
+        return self.window.max_unconfirmed - used
 
     def has_capacity(self, Py_ssize_t count):
         """True if the window has capacity for `count` messages and the connection is not paused."""
@@ -233,6 +248,58 @@ cdef class PublisherCore:
             raise copy_error(self.error)
         self.session.check()
         return 0
+
+    cdef int _batch(self, object message) except -1:
+        cdef PublishWindow window = self.window
+        cdef Py_ssize_t left
+        cdef object error = self.error
+        if not rbfly_same_step(&self.step):
+            self.check_loop()
+        if self.closed or error is not None:
+            self._check()
+        left = self.room()
+        if left <= 0 and (self.bounded or self.session.undeclared):
+            raise self.session.batch_full(error)
+        if self.filling.settled:        # the publisher gave it up: later messages need another one
+            self._next()
+        append_next(window, message, self.filling)
+        if self.bounded:
+            window.room = min(window.room, left - 1)    # `_append_ready` does not look at `left`
+        return 0
+
+    cdef int _next(self) except -1:
+        # Begin a new batch; the next flush reports the outcome of this one.
+        self.flushed.append(self.filling)
+        self.filling = ConfirmGroup(self.loop)
+        return 0
+
+    cpdef int release(self) except -1:
+        """Send the batch that is being filled."""
+        cdef ConfirmGroup batch = self.filling
+        if batch.count:
+            self._next()
+            if batch.seal():    # they were sent before, or are too large for a new connection
+                self._settle(batch)
+        return self.write()
+
+    @cython.binding(False)
+    def flush(self):
+        """Send the batch that is being filled; return all batches that `report` does not know of.
+
+        :raises RbFlyError: the publisher takes no messages.
+        """
+        self.check_loop()
+        if self.closed or self.error is not None:
+            self._check()
+        self.release()
+        return self.flushed.copy()
+
+    @cython.binding(False)
+    def report(self, list batches not None):
+        """Forget batches that are settled; return their errors (list)."""
+        cdef ConfirmGroup batch
+        self.flushed = [batch for batch in self.flushed if batch not in batches]
+        return [batch.error for batch in batches if batch.error is not None]
 
     cdef int _settle(self, waiter) except -1:
         if self.session is not None:
@@ -361,6 +428,39 @@ cdef class PublisherBase:
     cdef public PublisherCore _core
 
     @cython.binding(False)
+    def batch(self, message):
+        """batch($self, message)\n--\n
+        Encode a message and queue it; `flush` sends it.
+
+        Never waits.  The next `send`, `submit`, `send_many` or `close` also sends what is queued,
+        so that messages leave in the order of the calls; a publisher that awaits confirms may send
+        it earlier.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0; the batch is unchanged.
+        :raises ValueError: its explicit publishing id is not above the last one used.
+        :raises PublisherError: the publisher is closed; or, with `wait=False` and a name, not
+            declared for the first time.
+        :raises MessageTooLarge: the message does not fit into a frame.
+        :raises WindowTimeout: `max_unconfirmed` messages are queued or in flight; the message was
+            not queued: `await flush()`.
+        :raises EventLoopError: the publisher belongs to another event loop, thread or process.
+        """
+        if self._core is None:
+            fail_not_open()
+        # A condition that holds runs no other code, so objects are borrowed.
+        if not (
+            is_short(message)
+            and rbfly_same_step(&self._core.step)
+            and not self._core.closed
+            and self._core.error is None
+            and (<PublishWindow> <PyObject *> self._core.window)._append_ready(
+                message, <PyObject *> self._core.filling
+            )
+        ):
+            self._core._batch(message)
+
+    @cython.binding(False)
     def _begin(self, message):
         """Put a message into the window; return what to await, or None for lack of capacity."""
         if self._core is None:
@@ -371,115 +471,3 @@ cdef class PublisherBase:
     def _put(self, message):
         """Put a message into the window, after waiting for capacity; return what to await."""
         return self._core._put(message)
-
-
-@cython.final
-cdef class Batches:
-    """The batches of a publisher: one that is being filled, and those whose outcome is unreported.
-
-    :param semaphore: class of the semaphore for the batch's capacity, called with `fits`; None for
-        no limit.
-    :ivar filling: the batch that takes messages (ConfirmGroup).
-    :ivar sent: batches that were sent, and whose outcome no flush has reported (list).
-    :ivar capacity: tasks that wait for capacity of the batch, or None.
-    """
-
-    cdef PublisherCore core
-    cdef readonly ConfirmGroup filling
-    cdef readonly SemaphoreState capacity
-    cdef readonly list sent
-
-    def __init__(self, PublisherCore core not None, semaphore=None):
-        self.core = core
-        self.capacity = None if semaphore is None else semaphore(self.fits)
-        self.filling = ConfirmGroup(core.loop)
-        self.sent = []
-
-    def fits(self, Py_ssize_t max_len):
-        """True if fewer than `max_len` messages are queued or have reserved capacity."""
-        return self.filling.remaining + self.capacity.reserved < max_len
-
-    cdef int _next(self) except -1:
-        # Begin a new batch; the next flush reports the outcome of this one.
-        self.sent.append(self.filling)
-        self.filling = ConfirmGroup(self.core.loop)
-        return 0
-
-    @cython.binding(False)
-    def send(self):
-        """Send the batch that is being filled; return all batches that `report` does not know of.
-
-        :raises RbFlyError: the publisher takes no messages.
-        """
-        cdef PublisherCore core = self.core
-        core.check_loop()
-        if core.closed or core.error is not None:
-            core._check()
-        self.release()
-        return self.sent.copy()
-
-    cpdef int release(self) except -1:
-        """Send the batch that is being filled."""
-        cdef PublisherCore core = self.core
-        cdef ConfirmGroup batch = self.filling
-        if batch.count:
-            core.window.release()       # if this fails, the next flush retries
-            self._next()
-            if batch.seal():            # all were too large for a new connection
-                core._settle(batch)
-        core.write()
-        if self.capacity is not None:
-            self.capacity.grant()
-
-    @cython.binding(False)
-    def report(self, list batches not None):
-        """Forget batches that are settled; return their errors (list)."""
-        cdef ConfirmGroup batch
-        self.sent = [batch for batch in self.sent if batch not in batches]
-        return [batch.error for batch in batches if batch.error is not None]
-
-
-cdef class BatchBase(PublisherBase):
-    """Methods of batch publishers that run for each message."""
-
-    cdef public Batches _batches
-
-    @cython.binding(False)
-    def batch(self, message):
-        """batch($self, message)\n--\n
-        Encode a message and queue it until `flush` or `close`.
-
-        Never blocks.  Explicit publishing ids may come in any order; `flush` sorts them.
-
-        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0; the batch is unchanged.
-        :raises ValueError: its explicit publishing id is already in the batch, or not above the
-            last one sent.
-        :raises PublisherError: the publisher is closed.
-        :raises MessageTooLarge: the message does not fit into a frame.
-        :raises EventLoopError: the publisher belongs to another event loop, thread or process.
-        """
-        if self._batches is None:
-            fail_not_open()
-        # A condition that holds runs no other code, so objects are borrowed.
-        if not (
-            is_short(message)
-            and rbfly_same_step(&self._core.step)
-            and not self._core.closed
-            and self._core.error is None
-            and (<PublishWindow> <PyObject *> self._core.window)._append_ready(
-                message, <PyObject *> self._batches.filling
-            )
-        ):
-            self._append(message)
-
-    cdef int _append(self, object message) except -1:
-        cdef PublisherCore core = self._core
-        cdef Batches batches = self._batches
-        if not rbfly_same_step(&core.step):
-            core.check_loop()
-        if core.closed or core.error is not None:
-            core._check()
-        if batches.filling.settled:     # the publisher gave it up: later messages need another one
-            batches._next()
-        append_next(core.window, message, batches.filling)

@@ -20,6 +20,7 @@ from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
 from .arguments import check_settings
 from .events import Events
+from .handover import Group
 from .offsets import GroupMember
 from .opening import OpenPublisher, P, publisher_info
 from .publisher import Publisher
@@ -27,7 +28,7 @@ from .publishing import PublisherSession
 from .subscribing import subscribe
 from .subscription import Subscription
 from .super_client import ClientBase, SuperStream
-from .tracking import OffsetTracking
+from .tracking import Commit, OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
@@ -267,7 +268,7 @@ class StreamsClient(ClientBase):
             without an error.  It must be the same after a restart, because RabbitMQ remembers 255
             names of a stream.  See :ref:`publisher-names`.
         :param filter_extract: returns the filter value of a message, or None.
-        :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
+        :param cls: :class:`Publisher` or a subclass of it.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
         :param max_unconfirmed: maximum number of messages in flight.
         :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; 0 for no
@@ -300,7 +301,7 @@ class StreamsClient(ClientBase):
             compression,
             wait,
         )
-        return OpenPublisher(self, self._cluster, self._names, cls, info, wait)
+        return OpenPublisher(self, self._cluster, self._names, info, wait, cls)
 
     @overload
     def subscribe(
@@ -313,12 +314,10 @@ class StreamsClient(ClientBase):
         amqp: Literal[False],
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> Subscription[bytes]: ...
 
     @overload
@@ -332,12 +331,10 @@ class StreamsClient(ClientBase):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> Subscription: ...
 
     def subscribe(
@@ -350,12 +347,10 @@ class StreamsClient(ClientBase):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> Subscription[Any]:
         """Read the messages of a stream, with `async for`.
 
@@ -373,8 +368,12 @@ class StreamsClient(ClientBase):
             iteration can continue; `'skip'` it; or yield its bytes (`'raw'`).
         :param initial_credit: number of chunks that the broker may send ahead, 1 to 65,535; this
             and the size of chunks limit the memory used.
-        :param auto_offset: how often to store the offset of the last finished message; None for
-            never.  In a group, True stores it under the group's name, as `OffsetTracking()`.
+        :param commit: how to store the offset of the last message that the program has processed:
+            RbFly stores it by itself (`'auto'`), when the program calls `commit` (`'manual'`), or
+            not at all (`'off'`), for a program that keeps offsets in its own database.  None for
+            `'auto'` in a group, unless `offset` is a function; else `'off'`.  `OffsetTracking`
+            tells how often, and the name; without it, that is the group's, or the one of
+            `offset=Offset.reference(name)`.
         :param on_gap: what to do if the next message to read, after the start from an offset or
             after a reconnect, is missing because retention has removed it: `'raise'` an
             :class:`~rbfly.error.OffsetGapError`, after which the iteration can continue with the
@@ -386,15 +385,10 @@ class StreamsClient(ClientBase):
             `'now'`: after the last message that the stream had when the subscription opened;
             `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk
             written at that time or later, by the broker's clock, or where `'now'` ends.
-        :param group: name of a consumer group, at most 255 bytes of UTF-8.  Of its members, one at
-            a time receives the messages of the stream, or of each partition; it starts after the
-            offset stored under the group's name, or at the offset that the function given as
-            `offset` returns.  See :doc:`consumer-groups`.
-        :param handover_timeout: seconds, above 0 and at most 50, in which a member finishes its
-            messages before another one receives the next, or finds out where it starts.
-        :param stranded_after: seconds without progress of the group after which a member that
-            receives no messages joins again, see :ref:`stranded-groups`; None or 0 for never.  It
-            must be longer than the `interval` of `auto_offset`.
+        :param group: a consumer group: its name, or :class:`Group`.  Of its members, one at a time
+            receives the messages of the stream, or of each partition; it starts after the offset
+            stored under the group's name, or at the offset that the function given as `offset`
+            returns.  See :doc:`consumer-groups`.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
@@ -409,11 +403,9 @@ class StreamsClient(ClientBase):
             amqp,
             on_decode_error,
             initial_credit,
-            auto_offset,
+            commit,
             on_gap,
             until,
             group,
-            handover_timeout,
-            stranded_after,
         )
         return found

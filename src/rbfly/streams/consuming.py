@@ -36,7 +36,8 @@ from .arguments import check_member_start, check_until
 from .committing import Commits
 from .counting import chunk_ids
 from .gaps import GapCheck
-from .group import Group, Member
+from .group import Member
+from .handover import Group
 from .offsets import (
     check_identity,
     counted,
@@ -59,10 +60,11 @@ class ReadSettings(Record):
     amqp: bool
     on_decode_error: OnDecodeError
     initial_credit: int
-    auto_offset: OffsetTracking | None
+    tracking: OffsetTracking | None
     on_gap: OnGap
     until: Literal['now'] | Offset | None
     group: Group | None
+    super_stream: str | None
 
 
 class SubscriptionSession(Owner):
@@ -90,7 +92,7 @@ class SubscriptionSession(Owner):
         settings: ReadSettings,
     ) -> None:
         credit, until = settings.initial_credit, settings.until
-        auto_offset, group = settings.auto_offset, settings.group
+        tracking, group = settings.tracking, settings.group
         decoder = Decoder(settings.amqp, settings.on_decode_error)
         self.stream = stream
         self._released = False
@@ -133,13 +135,15 @@ class SubscriptionSession(Owner):
                 until, cluster, self.registration, self._start, self.cursor, waiter.end
             )
         self._tracker: Tracker | None = None
-        if auto_offset is not None and not auto_offset.manual:
-            self._tracker = Tracker(auto_offset, stream, self.cursor, self.write)
+        if tracking is not None and not tracking.manual:
+            self._tracker = Tracker(tracking, stream, self.cursor, self.write)
         self._member: Member | None = None
         if group is not None:
-            self._member = Member(group, cluster, self, offset, self._gaps, self._tracker)
+            self._member = Member(
+                group, settings.super_stream, cluster, self, offset, self._gaps, self._tracker
+            )
         self.commits = Commits(
-            cluster, self.registration, self.cursor, stream, auto_offset, self._member
+            cluster, self.registration, self.cursor, stream, tracking, self._member
         )
         waiter.add(self)
 
@@ -176,6 +180,11 @@ class SubscriptionSession(Owner):
         return (member.group.name, self.stream) == (group, stream)
 
     @property
+    def is_revoking(self) -> bool:
+        """True in `on_revoke` of this stream, and in the tasks that it has created."""
+        return self._member is not None and self._member.is_revoking
+
+    @property
     def may_store(self) -> bool:
         """True if no other member of the group can be active."""
         return self._member is not None and self._member.may_store
@@ -191,7 +200,7 @@ class SubscriptionSession(Owner):
         if self._member is not None:
             await self._member.prepare(connection, id)
             connection.set_subscription(id, cursor.queue)
-            joining = self._properties | self._member.group.properties()
+            joining = self._properties | self._member.properties
             return commands.Subscribe(id, self.stream, Offset.FIRST, self._credit, joining)
         if cursor.position is None:
             if self._former is not None and self._former.id >= 0:
@@ -530,7 +539,9 @@ class SubscriptionSession(Owner):
 
         :param wait: wait for the broker's answers; after `stop`, first for the program.
         :param reader: the task that has received the last message.
-        :raises OffsetNotStored: the offset of the last finished message could not be stored.
+        :raises OffsetNotStored: the offset of the last finished message could not be stored, or
+            `on_revoke` has not ended.
+        :raises CallbackError: `on_revoke` has raised an error.
         """
         registration = self.registration
         if registration.life is Life.CLOSED:
@@ -545,7 +556,8 @@ class SubscriptionSession(Owner):
             self.abort()
             raise
         if self.closed:
-            await registration.wait_closed()
+            if not self.is_revoking:  # `on_revoke` calls `close`, which waits for it
+                await registration.wait_closed()
             return
         registration.begin_close()
         try:
@@ -553,6 +565,9 @@ class SubscriptionSession(Owner):
             self.cursor.drop()
             cluster, connection = self._cluster, registration.connection
             try:
+                if self._member is not None:
+                    await self._member.revoke()
+                    connection = registration.connection
                 if self._tracker is not None:
                     in_group = self._member is not None
                     verify = self._waiter.ended or in_group
@@ -578,6 +593,8 @@ class SubscriptionSession(Owner):
         self.cursor.close()
         if self._member is not None:
             self._member.close()
+        if self._tracker is not None:
+            self._tracker.stop()
         self._tracker = self._member = None
 
     def release(self) -> None:

@@ -184,12 +184,18 @@ class Activated(GroupEvent):
 class Deactivated(GroupEvent):
     """A member of a consumer group receives no more messages of a stream.
 
-    It has handed over to another member, lost its connection, or was closed.
+    It has handed over to another member, was closed, or has lost the stream.
+
+    :ivar lost: the member could not hand over: it lost its connection, or was dropped without
+        `close`: `on_revoke` was not called, or was cancelled, and messages that were not committed
+        are delivered again.
     """
+
+    lost: bool = False
 
 
 class HandoverLate(GroupEvent):
-    """The program has not finished its messages within `handover_timeout`.
+    """The program has not finished its messages, or `on_revoke`, within `handover_timeout`.
 
     Another member may receive them again.
     """
@@ -280,8 +286,8 @@ class EventQueue(Observer):
     def on_activated(self, stream: str, group: str) -> None:
         self._add(Activated(stream, group))
 
-    def on_deactivated(self, stream: str, group: str) -> None:
-        self._add(Deactivated(stream, group))
+    def on_deactivated(self, stream: str, group: str, lost: bool) -> None:
+        self._add(Deactivated(stream, group, lost))
 
     def on_handover_late(self, stream: str, group: str) -> None:
         self._add(HandoverLate(stream, group))

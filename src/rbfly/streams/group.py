@@ -18,7 +18,14 @@ from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any, Protocol
 
-from ..error import OffsetNotStored, RbFlyError, StreamConnectionError, SubscriptionError, about
+from ..error import (
+    CallbackError,
+    OffsetNotStored,
+    RbFlyError,
+    StreamConnectionError,
+    SubscriptionError,
+    about,
+)
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.observer import Observer
@@ -29,9 +36,9 @@ from ..protocol._cursor import MessageCursor
 from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import BY_END, OFFSET_MAX
-from ..record import Record
 from .counting import chunk_ids
 from .gaps import GapCheck
+from .handover import Group, Revocation
 from .offsets import (
     check_identity,
     end_before,
@@ -46,26 +53,7 @@ from .waiting import WaitingTasks
 
 logger = logging.getLogger(__name__)
 
-HANDOVER_TIMEOUT = 30.0  # seconds
-HANDOVER_MAX = 50  # the broker closes the connection after 60
-STORE_TIMEOUT = 4.0  # seconds to store an offset after that; as many to start again
-
-
-class Group(Record):
-    """Settings of a member, named as the arguments of :meth:`StreamsClient.subscribe`.
-
-    :param super_stream: name of the super stream whose partitions the group reads; None for none.
-    """
-
-    name: str
-    handover_timeout: float
-    stranded_after: float
-    super_stream: str | None
-
-    def properties(self) -> dict[str, str]:
-        """Return the properties of Subscribe."""
-        found = {'single-active-consumer': 'true', 'name': self.name}
-        return found if self.super_stream is None else found | {'super-stream': self.super_stream}
+STORE_TIMEOUT = 4.0  # seconds to store an offset after a handover; as many to start again
 
 
 class Activity(Enum):
@@ -111,10 +99,14 @@ class Session(Protocol):
     def wake(self) -> None:
         """Wake the task that waits for a message."""
 
+    def on_failed(self, error: Exception) -> None:
+        """Raise an error in the next task that waits for a message."""
+
 
 class Member:
     """The membership of one subscription in a group.
 
+    :param super_stream: name of the super stream whose partitions the group reads; None for none.
     :param offset: where to start if no offset is stored under the group's name; or an async
         function that returns where to start each time the member becomes active.
     :ivar term: how many times the member has become active.
@@ -124,6 +116,7 @@ class Member:
     def __init__(
         self,
         group: Group,
+        super_stream: str | None,
         cluster: Cluster,
         session: Session,
         offset: Offset | OffsetSource,
@@ -133,6 +126,9 @@ class Member:
         self.group = group
         self.activity = Activity.STANDBY
         self.term = 0
+        self.properties = {'single-active-consumer': 'true', 'name': group.name}
+        if super_stream is not None:
+            self.properties['super-stream'] = super_stream
         self._cluster = cluster
         self._session: Session = session
         self._stream = session.stream
@@ -153,6 +149,8 @@ class Member:
         self._is_late = False  # it has not finished them by then
         self._has_dropped = False  # messages have arrived since the last update
         self._finishing = WaitingTasks()
+        self._revocation = Revocation(group, self._stream)
+        self._has_handed_over = False
         self._stranded: StrandedCheck | None = None
 
     def __repr__(self) -> str:
@@ -223,6 +221,29 @@ class Member:
         self._answer()
         self._connection = None
         self._stand_by()
+
+    @property
+    def is_revoking(self) -> bool:
+        """True in `on_revoke`, and in the tasks that it has created."""
+        return self._revocation.is_here
+
+    async def revoke(self) -> None:
+        """Call `on_revoke`: the subscription is being closed.
+
+        :raises CallbackError: it has raised an error.
+        :raises OffsetNotStored: it has not ended within `handover_timeout`, or was cancelled.
+        """
+        if not self.may_store:
+            return
+        timeout = self.group.handover_timeout
+        try:
+            async with asyncio.timeout(timeout):
+                await self._revocation.wait()
+        except TimeoutError:
+            self._on_late()
+            error = OffsetNotStored(f'the {self!r}: on_revoke has not ended within {timeout:g} s')
+            raise about(error, self._stream, self.group.name) from None
+        self._has_handed_over = True
 
     def close(self) -> None:
         """Drop the references that form cycles: the subscription is closed."""
@@ -326,6 +347,7 @@ class Member:
         session.cursor.resume(start)
         self.activity = Activity.ACTIVE
         self.term += 1
+        self._has_handed_over = False
         self._answer(start)
         session.on_activity(active=True)
         prefix = cluster.settings.log_prefix
@@ -392,20 +414,34 @@ class Member:
 
     async def _leave(self) -> None:
         """Finish the messages that the program has received, store the offset, and stand by."""
+        can_store = self.group.on_revoke is None  # else only if that succeeds
         try:
             async with asyncio.timeout_at(self._leave_by):
                 await self._finish()
+                await self._revocation.wait()
+                can_store = True
         except TimeoutError:
-            if not self._is_late:
-                self._is_late = True
-                self._warn('has not finished its messages: another member may repeat them')
-                self._notify(Observer.on_handover_late)
-        try:
-            async with asyncio.timeout_at(self._leave_by + STORE_TIMEOUT):
-                await self._store()
-        except (RbFlyError, TimeoutError) as ex:
-            self._warn(f'cannot store its offset: {str(ex) or type(ex).__name__}')
+            self._on_late()
+        except CallbackError as ex:
+            self._session.on_failed(ex)
+        except OffsetNotStored as ex:
+            self._warn(f'stores no offset: {ex}')
+        if can_store:
+            try:
+                async with asyncio.timeout_at(self._leave_by + STORE_TIMEOUT):
+                    await self._store()
+            except (RbFlyError, TimeoutError) as ex:
+                self._warn(f'cannot store its offset: {str(ex) or type(ex).__name__}')
+        self._has_handed_over = True
         self._stand_by()
+
+    def _on_late(self) -> None:
+        """The program has not finished its messages, or `on_revoke` has not ended, in time."""
+        self._revocation.cancel()
+        if not self._is_late:
+            self._is_late = True
+            self._warn('has not finished its messages: another member may repeat them')
+            self._notify(Observer.on_handover_late)
 
     async def _finish(self) -> None:
         """Wait until the program has finished the messages that it has received."""
@@ -434,8 +470,8 @@ class Member:
     def _warn(self, text: str) -> None:
         logger.warning('%sthe %r %s', self._cluster.settings.log_prefix, self, text)
 
-    def _notify(self, event: Callable[[Any, str, str], None]) -> None:
-        self._cluster.observers.notify(event, self._stream, self.group.name)
+    def _notify(self, event: Callable[..., None], *details: object) -> None:
+        self._cluster.observers.notify(event, self._stream, self.group.name, *details)
 
     def _stand_by(self) -> None:
         """Deliver nothing, and store no offset."""
@@ -443,12 +479,13 @@ class Member:
         if was_active:
             session.on_leave()
         self.activity = Activity.STANDBY
+        self._revocation.reset()
         self._forget()
         if was_active:
             session.on_activity(active=False)
             prefix = self._cluster.settings.log_prefix
             logger.info('%sthe %r is no longer active', prefix, self)
-            self._notify(Observer.on_deactivated)
+            self._notify(Observer.on_deactivated, not self._has_handed_over)
 
     def _forget(self) -> None:
         """Forget the messages; remember the stream that they are of."""

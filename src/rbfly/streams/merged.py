@@ -87,7 +87,7 @@ class MergedSession:
     :param waiter: wakes the task that waits for a message.
     :param offset: where the partitions start.  A partition that is added later starts at its first
         message, as one that the mapping lacks, unless an offset of it is stored.
-    :param auto_offset: whether `commit` is allowed.
+    :param tracking: whether `commit` is allowed.
     :param refresh_interval: seconds between two requests for the partitions.
     :param fixed: read the partitions that exist at the start, and no others.
     :param new_session: creates the session of a partition from its waiter, name and offset.
@@ -102,7 +102,7 @@ class MergedSession:
         waiter: MessageWaiter,
         stream: str,
         offset: Offsets,
-        auto_offset: OffsetTracking | None,
+        tracking: OffsetTracking | None,
         refresh_interval: float,
         fixed: bool,
         new_session: Callable[[Partition, str, Offset | OffsetSource], SubscriptionSession],
@@ -118,7 +118,7 @@ class MergedSession:
         self._gone: dict[str, tuple[int | None, LastChunk | None, StreamDoesNotExist | None]] = {}
         self._cluster = cluster
         self._offset = offset
-        self._auto_offset = auto_offset
+        self._tracking = tracking
         self._interval = refresh_interval
         self._fixed = fixed
         self._new_session = new_session
@@ -402,7 +402,7 @@ class MergedSession:
     async def commit(self, offsets: Mapping[str, int] | None) -> None:
         """Store offsets, by partition; None for those of the last messages delivered."""
         self._cluster.check_loop()
-        manual_tracking(self._auto_offset, self)  # also before the partitions are known
+        manual_tracking(self._tracking, self)  # also before the partitions are known
         sessions = self.sessions
         if offsets is None:
             await self._all({name: item.commits.commit(None) for name, item in sessions.items()})
@@ -455,7 +455,8 @@ class MergedSession:
 
     async def _close(self, calls: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
         if self._closing:
-            await self._closed.wait()
+            if not any(session.is_revoking for session in self.sessions.values()):
+                await self._closed.wait()
             return
         self._closing = True
         try:

@@ -13,14 +13,14 @@ from ..net.observer import Life, call_each
 from ..protocol.compression import Compression
 from .arguments import check_publisher
 from .misuse import AsyncWith
-from .publisher import BasePublisher, Publisher
+from .publisher import Publisher
 from .publishing import PublisherSession
 from .types import BloomFilterExtract, PublisherInfo
 
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
 
-    P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
+    P = typing_extensions.TypeVar('P', bound=Publisher, default=Publisher)
 else:
     P = TypeVar('P')
 
@@ -41,10 +41,8 @@ def publisher_info(
     wait: bool,
 ) -> PublisherInfo:
     """Check the arguments of `publisher`, and return the settings of the publisher."""
-    if not isinstance(cls, type) or not issubclass(cls, BasePublisher):
-        raise ArgumentTypeError(
-            f'cls must be Publisher, PublisherBatchFast or a subclass of them, not {cls!r}'
-        )
+    if not isinstance(cls, type) or not issubclass(cls, Publisher):
+        raise ArgumentTypeError(f'cls must be Publisher or a subclass of it, not {cls!r}')
     check_type('wait', wait, bool)
     info = PublisherInfo(
         stream,
@@ -71,7 +69,6 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
 
     :param client: kept alive by the publisher.
     :param names: sessions of the client's publishers, by stream and name; refers to them weakly.
-    :param cls: class of the publisher, or of those of the partitions.
     :param wait: wait until the publisher is declared; if false, declare it in the background.
     """
 
@@ -80,14 +77,12 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
         client: object,
         cluster: Cluster,
         names: MutableMapping[tuple[str, str], PublisherSession],
-        cls: type[Any],
         info: PublisherInfo,
         wait: bool,
     ) -> None:
         self.client = client
         self.cluster = cluster
         self.names = names
-        self.cls = cls
         self.info = info
         self.wait = wait
         self._sessions: list[PublisherSession] = []
@@ -185,7 +180,14 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
 
 
 class OpenPublisher(Opener[P]):
-    """Opens a publisher of one stream."""
+    """Opens a publisher of one stream.
+
+    :param cls: class of the publisher.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        *common, self.cls = args
+        super().__init__(*common)
 
     async def _open(self, sessions: list[PublisherSession]) -> P:
         session = self._new_session(self.info.stream, sessions)

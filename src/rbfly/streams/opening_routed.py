@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import MutableSet
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 from ..net.connection import disconnected
 from ..net.observer import Life, Observer, State
@@ -15,14 +15,13 @@ from ..record import replace
 from .confirmation import set_attribute
 from .opening import Opener
 from .partitions import AT_ONCE, PACE, query_partitions
+from .publisher import Publisher
 from .publishing import PublisherSession
 from .routing import Route
-from .super_stream import PUBLISHERS, RoutedPublisher, retried, share_windows
-
-R = TypeVar('R', bound=RoutedPublisher[Any])
+from .super_stream import SuperStreamPublisher, retried, share_windows
 
 
-class OpenSuperStream(Opener[R]):
+class OpenSuperStream(Opener[SuperStreamPublisher]):
     """Opens a publisher of a super stream.
 
     :param route: chooses the partitions of a message.
@@ -36,7 +35,7 @@ class OpenSuperStream(Opener[R]):
         *common, self.route, self.windows = args
         super().__init__(*common)
 
-    async def _open(self, sessions: list[PublisherSession]) -> R:
+    async def _open(self, sessions: list[PublisherSession]) -> SuperStreamPublisher:
         info = self.info
         query = functools.partial(query_partitions, self.cluster, info.stream)
         names = await retried(self.cluster, query, None if self.wait else inf)
@@ -62,13 +61,11 @@ class OpenSuperStream(Opener[R]):
         for session in sessions:
             part = replace(info, stream=session.stream, max_unconfirmed=limit)
             publisher_id = max(session.registration.id, 0)
-            publisher = self.cls(publisher_id, part, self.client, session.last_id + 1)
+            publisher = Publisher(publisher_id, part, self.client, session.last_id + 1)
             publisher._attach(session)
             session.limit = info.max_unconfirmed
             publishers.append(publisher)
-        kind: Any = next(kind for base, kind in PUBLISHERS if issubclass(self.cls, base))
-        found: R = kind(self.cluster, info, self.route, names, publishers, self.windows)
-        return found
+        return SuperStreamPublisher(self.cluster, info, self.route, names, publishers, self.windows)
 
 
 class Declared(Observer):

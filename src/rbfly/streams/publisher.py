@@ -1,4 +1,4 @@
-"""Publishers that send each message at once, and the base of all publishers.
+"""Publishers of streams.
 
 A message gets its publishing id and is encoded when it enters the window, without an await between.
 """
@@ -6,7 +6,7 @@ A message gets its publishing id and is encoded when it enters the window, witho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Iterable
 
 from ..error import (
     ArgumentError,
@@ -22,15 +22,18 @@ from ..protocol.compression import compressor
 from ._confirm import ConfirmFuture
 from ._sending import NOT_OPEN, PublisherBase, PublisherCore
 from .confirmation import Confirmation, Failures, summary
-from .misuse import NoBatch
+from .publisher_base import BasePublisher
 from .publishing import PublisherSession
 from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
-from .waiting import WindowSemaphore, deadline, in_time
+from .waiting import NOW, WindowSemaphore, end_of, in_time
 
 
-class BasePublisher(PublisherBase):
-    """Base of all publishers; created by :meth:`StreamsClient.publisher`.
+class Publisher(PublisherBase, BasePublisher):
+    """Sends messages to a stream; safe to use from many tasks at once.
+
+    `send`, `submit` and `send_many` send messages at once; `batch` queues them for `flush`.
+    Messages leave in the order of the calls.  :meth:`StreamsClient.publisher` creates a publisher.
 
     It ends with `close`, or at the end of `async with client.publisher(...)`.  A publisher that
     loses its last reference before that also ends: it sends all queued messages, but does not wait
@@ -42,7 +45,7 @@ class BasePublisher(PublisherBase):
     """
 
     _amqp = True  # if false, messages are bytes, regardless of the argument `amqp`
-    _batched = False  # messages wait for a flush
+    _bounded = True  # `batch` queues at most `max_unconfirmed` messages
     _session: PublisherSession | None = None  # set by `_attach`
 
     def __init__(
@@ -62,18 +65,17 @@ class BasePublisher(PublisherBase):
             message_id,
             info.filter_extract,
             info.amqp and self._amqp,
-            self._batched,
             sub_entry,
         )
         window.named = bool(info.name)
         loop = asyncio.get_running_loop()
         error = PublisherError(NOT_OPEN)
-        self._core = PublisherCore(error, loop, window, WindowSemaphore)
+        self._core = PublisherCore(error, loop, window, WindowSemaphore, self._bounded)
         self._failures = Failures()
         self._reported = False  # `close` has raised the failures
 
     @property
-    def message_id(self) -> int:
+    def next_publish_id(self) -> int:
         """Publishing id of the next message, or of the next sub-entry to begin.
 
         The first id is 1.  A publisher with a name continues after the last id that the broker has
@@ -88,8 +90,8 @@ class BasePublisher(PublisherBase):
 
     @property
     def unconfirmed(self) -> int:
-        """Number of messages that the broker has neither confirmed nor refused, including messages
-        of a batch that were not flushed."""
+        """Number of messages that the broker has neither confirmed nor refused, including queued
+        messages of `batch`."""
         return self._core.window.unsettled
 
     @property
@@ -103,9 +105,6 @@ class BasePublisher(PublisherBase):
         if session is None or session.is_over or core.capacity.waiting:
             return 0
         return core.free()
-
-    def __repr__(self) -> str:
-        return f'<{type(self).__name__} stream={self.stream!r} name={self.name or None!r}>'
 
     def __del__(self) -> None:
         if self._session is not None:
@@ -138,7 +137,15 @@ class BasePublisher(PublisherBase):
         :raises StreamConnectionError: the publisher could not reconnect to confirm messages whose
             outcome is unreported.
         """
-        session, failures = self._require_session(), self._unreported()
+        session, core = self._require_session(), self._core
+        batches = [*core.flushed, core.filling]
+
+        def failures() -> list[Exception]:
+            # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
+            found = [batch.error for batch in batches if batch.error is not None]
+            found = [error for error in found if not isinstance(error, PublisherNameInUse)]
+            return found + self._failures.errors()
+
         try:
             await session.close()
         except (ConfirmTimeout, PublisherNameInUse) as ex:
@@ -150,17 +157,9 @@ class BasePublisher(PublisherBase):
             if error := summary(failures(), self._failures.count):
                 raise error
 
-    def _unreported(self) -> Callable[[], list[Exception]]:
-        """Return a function that returns the failures, as of then, for `close` to raise."""
-        return self._failures.errors
-
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
         self._require_session().abort(error)
-
-
-class Publisher(BasePublisher, NoBatch):
-    """Sends messages and waits for their confirms; safe to use from many tasks at once."""
 
     async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
         """Send a message and wait until the broker has confirmed it.
@@ -176,7 +175,8 @@ class Publisher(BasePublisher, NoBatch):
         calls wait for the same confirm.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :param timeout: seconds to wait for the confirm; None or 0 for no limit.
+        :param timeout: seconds to wait for the confirm; None for no limit.  0 raises ConfirmTimeout
+            before anything is sent: use `submit` to send without waiting.
         :raises PublishError: the broker did not store the message.
         :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0.
         :raises ValueError: the timeout is negative, or the message's explicit publishing id is not
@@ -189,7 +189,11 @@ class Publisher(BasePublisher, NoBatch):
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
-        until = None if timeout is None else deadline(timeout)
+        until: float | None = None
+        if timeout is not None:
+            until = end_of(timeout)
+            if until == NOW:
+                raise self._require_session().no_time()
         wait: ConfirmFuture | None
         try:
             wait = self._begin(message)
@@ -235,7 +239,7 @@ class Publisher(BasePublisher, NoBatch):
         If the program never retrieves the result of a future that failed, `close` raises its error.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :param timeout: seconds to wait for capacity; None or 0 for no limit.
+        :param timeout: seconds to wait for capacity; None for no limit, 0 not to wait.
         :returns: a future of the confirm, which raises the errors of `send`.
         :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0.
         :raises ValueError: the timeout is negative, or the message's explicit publishing id is not
@@ -244,7 +248,7 @@ class Publisher(BasePublisher, NoBatch):
         :raises MessageTooLarge: the message does not fit into a frame.
         :raises WindowTimeout: the window had no capacity in time; the message was not sent.
         """
-        until = None if timeout is None else deadline(timeout)
+        until = None if timeout is None else end_of(timeout)
         session, core = self._require_session(), self._core
         session.check()
         if not await session.wait_capacity(1, until):
@@ -279,7 +283,8 @@ class Publisher(BasePublisher, NoBatch):
         :class:`Subscription`, can be passed to another call.
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
-        :param timeout: seconds until the last confirm; None or 0 for no limit.
+        :param timeout: seconds until the last confirm; None for no limit.  0 raises ConfirmTimeout
+            before anything is sent.
         :param progress: filled in when the call ends, even if it is cancelled.
         :returns: number of messages sent.
         :raises PublishError: the broker did not store messages; `errors` lists them.
@@ -295,8 +300,46 @@ class Publisher(BasePublisher, NoBatch):
         """
         return await ManyMessages(self._require_session()).send(messages, timeout, progress)
 
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send the messages that `batch` has queued, and wait until all of them are confirmed.
 
-class PublisherBin(Publisher):
-    """A :class:`Publisher` that sends raw bytes, regardless of the argument `amqp`."""
+        Also reports messages of `batch` that another call has sent, and those of an earlier call of
+        `flush` that timed out.  With `wait=False` and a name, waits until the publisher is
+        declared.
 
-    _amqp = False
+        :param timeout: seconds to wait for the confirms; None for no limit.  0 raises
+            ConfirmTimeout, unless all messages are confirmed, and sends nothing.
+        :raises PublishError: the broker did not store messages; `errors` lists them.
+        :raises ConfirmTimeout: the broker did not confirm all messages in time.
+        :raises ValueError: the timeout is negative.
+        :raises PublisherError: the publisher is closed.
+        :raises StreamDoesNotExist: the stream was deleted.
+        :raises StreamConnectionError: the publisher could not reconnect within the client's
+            `reconnect_timeout`.
+        """
+        until = None if timeout is None else end_of(timeout)
+        session, core = self._session or self._require_session(), self._core
+        if session.undeclared and (until == NOW or not await session.wait_declared(until)):
+            raise session.window_timeout(timeout)
+        if until == NOW and any(item.remaining for item in (*core.flushed, core.filling)):
+            raise session.no_time()
+        # Includes batches of a flush that timed out, or that runs concurrently.
+        batches = core.flush()
+        for batch in batches:
+            if batch.settled:
+                continue
+            if until is None:
+                await batch.wait()
+            elif not await in_time(batch.wait(), until):
+                for late in batches:
+                    late.reported = True  # for `close`
+                raise session.late(
+                    session.timed_out(
+                        ConfirmTimeout,
+                        f'the broker did not confirm all messages within {timeout} s;'
+                        ' the others may still be stored',
+                    )
+                )
+        if (errors := core.report(batches)) and (error := summary(errors)):
+            session.on_raised(error)
+            raise error

@@ -27,7 +27,7 @@ from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
 from .confirmation import or_refusal, publish_error, set_attribute, with_outcome
 from .sequence import SequenceCheck
-from .waiting import WaitingTasks, WindowSemaphore
+from .waiting import NOW, WaitingTasks, WindowSemaphore
 
 E = TypeVar('E', bound=Exception)
 C = TypeVar('C', bound=ConfirmTimeout)
@@ -68,8 +68,6 @@ class PublisherSession(Owner):
         self.closing = cluster.closing
         self._cluster = cluster
         self._core: PublisherCore | None = None
-        self._release: Callable[[], None]  # set by `bind`
-        self._batched = False  # set by `bind`
         self._opened = False
         self._generation = cluster.generation
         self.limit = 0  # set by `bind`
@@ -88,23 +86,17 @@ class PublisherSession(Owner):
         assert self._core is not None
         return self._core
 
-    def bind(self, core: PublisherCore, release: Callable[[], None] | None = None) -> None:
-        """Publish the messages of a core from now on.
-
-        :param release: moves batched messages into the window; called when the publisher closes.
-        """
-        self._core, self._release = core, release or core.write
+    def bind(self, core: PublisherCore) -> None:
+        """Publish the messages of a core from now on."""
+        self._core = core
         self.limit = core.window.max_unconfirmed
         core.bind(self)
         if self._cluster.busy_poll:
             core.poll = BusyPoll(core.loop, self._cluster.busy_poll)
         self.queues.append(core.capacity)
-        self._batched = release is not None
         if self.name and not self.registration.declared:
             self.undeclared = True
             core.capacity.reserved += UNDECLARED
-            if self._batched:  # `batch` cannot wait
-                core.fail(PublisherError(self.not_declared))
         connection = self.registration.connection
         if connection is not None and self.registration.is_open:  # else lost in the meantime
             self.on_open(connection, self.registration.id)
@@ -211,11 +203,6 @@ class PublisherSession(Owner):
             ex.outcome, ex.retriable = 'not_sent', False
             self.name_stream(ex)
             raise
-        if self.undeclared and self._batched:
-            error = copy_error(core.error)
-            core.fail(PublisherError(self.not_declared))
-            set_attribute(error, 'outcome', 'not_sent')
-            raise self.name_stream(error)
         core.bind(self)
 
     def name_stream(self, error: E) -> E:
@@ -238,10 +225,9 @@ class PublisherSession(Owner):
     @property
     def not_declared(self) -> str:
         """The text of the error of calls that need the next publishing id, but cannot wait."""
-        waiting = '`flush` waits' if self._batched else '`send`, `submit` and `send_many` wait'
         return (
             f'{self!r} is still connecting: the broker has not reported its last publishing id;'
-            f' {waiting} for it'
+            ' `send`, `submit`, `send_many` and `flush` wait for it'
         )
 
     async def wait_declared(self, until: float | None = None) -> bool:
@@ -265,6 +251,21 @@ class PublisherSession(Owner):
     def late(self, error: ConfirmTimeout) -> RbFlyError:
         """Return the error of a call whose time is up; without a connection, why it is refused."""
         return self.name_stream(or_refusal(error, self._refusal))
+
+    def batch_full(self, error: Exception | None = None) -> Exception:
+        """Return the error of a message that `batch` has no capacity for.
+
+        :param error: why the publisher is not declared.
+        """
+        if self.undeclared:
+            error = PublisherError(self.not_declared) if error is None else copy_error(error)
+            set_attribute(error, 'outcome', 'not_sent')
+            return self.name_stream(error)
+        limit = self.core.window.max_unconfirmed
+        text = f'max_unconfirmed ({limit}) messages are queued or in flight'
+        return self.late(
+            self.timed_out(WindowTimeout, f'{text}; the message was not queued: await flush()')
+        )
 
     def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
@@ -292,6 +293,14 @@ class PublisherSession(Owner):
             )
         )
 
+    def no_time(self) -> RbFlyError:
+        """Return the error of a call with a timeout of 0 that needs a confirm."""
+        error = self.timed_out(
+            ConfirmTimeout, 'a timeout of 0 does not wait for confirms; nothing was sent'
+        )
+        error.outcome, error.retriable = 'not_sent', True
+        return self.late(error)
+
     def timed_out(
         self, kind: type[C], text: str, stream: str = '', cause: RbFlyError | None = None
     ) -> C:
@@ -315,7 +324,8 @@ class PublisherSession(Owner):
         core = self.core
         if not core.capacity.waiting and core.has_capacity(count):
             return True
-        if not await core.capacity.wait(count, count, until):
+        core.write()  # batched messages use capacity until they are confirmed
+        if until == NOW or not await core.capacity.wait(count, count, until):
             return False
         try:
             self.check()
@@ -444,7 +454,7 @@ class PublisherSession(Owner):
         cause: RbFlyError | None = None
         try:
             if core.error is None:
-                self._release()
+                self.core.release()
             if core.window.awaited and core.error is None:
                 async with self.closing.limit() as self._on_progress:
                     self._unsettled = core.window.awaited
@@ -491,7 +501,7 @@ class PublisherSession(Owner):
             if self.registration.life is Life.ACTIVE:
                 self._begin_close()
                 if self.core.error is None:
-                    self._release()
+                    self.core.release()
         finally:
             self._end(error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, cast
 
 from .._turn import Turn
@@ -75,6 +75,16 @@ def raise_own(failed: CallbackError | None) -> None:
             raise failed.error
         finally:
             del failed  # the traceback refers to this frame
+
+
+async def own_errors(call: Awaitable[None]) -> None:
+    """Await a call; raise the error of a function of the program without the carrier."""
+    failed: CallbackError | None = None
+    try:
+        await call
+    except CallbackError as ex:
+        failed = ex
+    raise_own(failed)
 
 
 class MessageWaiter:
@@ -227,7 +237,7 @@ class MessageWaiter:
 
     async def _finish(self) -> None:
         for source in self._sources:  # none if the subscription was closed
-            await source.finish()
+            await own_errors(source.finish())
 
     async def _yield(self) -> None:
         """Let other tasks run, and return the credit of consumed chunks."""

@@ -156,6 +156,8 @@ class ManyMessages:
         """Send messages and wait for their confirms; return the error to raise, if any."""
         check_timeout('timeout', timeout)
         self._check()
+        if timeout == 0:
+            return self._session.no_time()
         if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
             raise ArgumentTypeError(
                 f'send_many takes an iterable of messages, not a single {type(messages).__name__}'

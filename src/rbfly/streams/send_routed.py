@@ -8,7 +8,7 @@ from ..error import ConfirmTimeout, copy_error
 from ._routing import Partition, RoutedMessages, Router
 from .confirmation import of_iterator, of_message, publish_error, set_attribute
 from .publishing import PublisherSession
-from .send_many import ManyMessages, Message
+from .send_many import ManyMessages, Message, Messages
 
 
 class RoutedMany(ManyMessages):
@@ -16,6 +16,7 @@ class RoutedMany(ManyMessages):
 
     :param session: of the first partition.
     :param route: returns the partitions of a message from what the router has found.
+    :param before: puts the messages that `batch` has queued into their windows.
     :param check: checks that the publisher takes messages.
     :param timed_out: returns the error of a call that has waited for partitions.
     """
@@ -25,6 +26,7 @@ class RoutedMany(ManyMessages):
         session: PublisherSession,
         router: Router,
         route: Callable[..., Awaitable[Sequence[Partition]]],
+        before: Callable[[], Awaitable[None]],
         check: Callable[[], None],
         timed_out: Callable[[Sequence[Partition], str], ConfirmTimeout],
     ) -> None:
@@ -32,6 +34,7 @@ class RoutedMany(ManyMessages):
         self._stream = None  # each partition's errors name it
         self._router = router
         self._route = route
+        self._before = before
         self._check_open = check
         self._timed_out_of = timed_out
         self._targets: Sequence[Partition] = ()  # of the last message in hand
@@ -104,6 +107,10 @@ class RoutedMany(ManyMessages):
 
     def _check(self) -> None:
         self._check_open()
+
+    async def _send(self, messages: Messages) -> Exception | None:
+        await self._before()
+        return await super()._send(messages)
 
     async def _send_iter(
         self, messages: Iterator[Message], source: Sequence[Message] = ()
@@ -222,4 +229,4 @@ class RoutedMany(ManyMessages):
                 del item.publisher._require_session().receiving[routed.used[item]]
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
-        await self._check_in_turns(messages, self._router.check_ids)
+        pass  # each partition checks its own

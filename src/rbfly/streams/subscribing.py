@@ -9,17 +9,16 @@ from typing import Any, Literal
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError
 from ..net.cluster import Cluster
-from ..protocol import commands
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..record import replace
 from .arguments import check_choice, check_filter, check_member_start, check_starts
 from .consuming import ReadSettings, SubscriptionSession
-from .group import HANDOVER_MAX, HANDOVER_TIMEOUT, Group
+from .handover import Group
 from .merged import MergedSession, Offsets
 from .offsets import GroupMember
 from .reading import MessageWaiter, Waiter
 from .subscription import Subscription, SuperStreamSubscription
-from .tracking import OffsetTracking
+from .tracking import Commit, OffsetTracking
 from .types import MessageFilter, OnDecodeError, OnGap
 
 
@@ -34,12 +33,10 @@ def subscribe(
     amqp: bool,
     on_decode_error: OnDecodeError,
     initial_credit: int,
-    auto_offset: OffsetTracking | bool | None,
+    commit: Commit | OffsetTracking | None,
     on_gap: OnGap,
     until: Literal['now'] | Offset | datetime | None,
-    group: str | None,
-    handover_timeout: float,
-    stranded_after: float | None,
+    group: str | Group | None,
 ) -> Any:
     """Check the arguments of `subscribe`, and create the subscription.
 
@@ -60,21 +57,21 @@ def subscribe(
     check_type('filter', filter, MessageFilter, None)
     check_timeout('timeout', timeout)
     check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
-    check_type('auto_offset', auto_offset, OffsetTracking, bool, None)
     check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
     check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
     if filter is not None:
         check_filter(filter)
-    tracking, membership = check_group(
-        group,
-        None if refresh_interval is None else stream,
-        handover_timeout,
-        stranded_after,
-        offset,
-        auto_offset or None,  # a bool is true now
-    )
+    tracking, membership = check_group(group, offset, commit)
     settings = ReadSettings(
-        filter, amqp, on_decode_error, initial_credit, tracking, on_gap, until, membership
+        filter,
+        amqp,
+        on_decode_error,
+        initial_credit,
+        tracking,
+        on_gap,
+        until,
+        membership,
+        None if refresh_interval is None else stream,
     )
     waiter = MessageWaiter(cluster.check_loop, timeout or None)
 
@@ -103,62 +100,60 @@ def subscribe(
 
 
 def check_group(
-    name: str | None,
-    super_stream: str | None,
-    handover_timeout: float,
-    stranded_after: float | None,
-    offset: object,
-    tracking: OffsetTracking | Literal[True] | None,
+    group: str | Group | None, offset: object, commit: Commit | OffsetTracking | None
 ) -> tuple[OffsetTracking | None, Group | None]:
-    """Check the arguments of a subscription that concern its group, and how it stores offsets.
-
-    :param super_stream: the super stream that is read; None for a stream.
-    """
-    check_type('group', name, str, None)
-    check_type('handover_timeout', handover_timeout, int, float)
-    check_timeout('stranded_after', stranded_after)
-    if name is None:
-        if tracking is True:
-            raise ArgumentError(
-                'auto_offset=True stores offsets under the name of the group: pass group=..., or'
-                ' auto_offset=OffsetTracking(reference)'
-            )
-        if tracking is not None and tracking.reference is None:
-            raise ArgumentError('OffsetTracking needs a reference, unless there is a group')
-        if stranded_after or handover_timeout != HANDOVER_TIMEOUT:
-            raise ArgumentError('handover_timeout and stranded_after require group=...')
+    """Check the arguments of a subscription that concern its group, and how it stores offsets."""
+    check_type('group', group, str, Group, None)
+    check_type('commit', commit, str, OffsetTracking, None)
+    if isinstance(commit, str):
+        check_choice('commit', commit, 'auto', 'manual', 'off')
+    if isinstance(group, str):
+        group = Group(group)
+    starts = [*offset.values()] if isinstance(offset, Mapping) else [offset]
+    references = {
+        str(start.value)
+        for start in starts
+        if isinstance(start, Offset) and start.type == OffsetType.REFERENCE
+    }
+    if commit is None:
+        is_kept = not all(isinstance(start, Offset) for start in starts)  # by the program
+        commit = 'off' if group is None or is_kept else 'auto'
+    tracking = OffsetTracking(manual=commit == 'manual') if isinstance(commit, str) else commit
+    if group is None:
+        if commit == 'off':
+            return None, None
+        if tracking.reference is None:
+            if len(references) != 1:
+                raise ArgumentError(
+                    f'commit={commit!r} needs the name under which to store offsets: pass'
+                    ' group=..., offset=Offset.reference(name), or commit=OffsetTracking(name)'
+                )
+            tracking = replace(tracking, reference=references.pop())
         return tracking, None
-    if not name:
-        raise ArgumentError('group must not be empty')
-    commands.reference(name, 'group')
-    if not 0 < handover_timeout <= HANDOVER_MAX:
+    name, stranded_after = group.name, group.stranded_after
+    for start in starts:
+        if isinstance(start, Offset):
+            check_member_start(start)
+    for reference in references - {name}:
         raise ArgumentError(
-            f'handover_timeout must be above 0 and at most {HANDOVER_MAX} seconds, because RabbitMQ'
-            f' waits no longer than 60, not {handover_timeout}'
+            f'a member of group {name!r} starts after the offset stored under the name of the'
+            f' group, not under {reference!r}'
         )
-    tracking = OffsetTracking() if tracking is True else tracking
-    if tracking is not None:
-        if tracking.reference not in (None, name):
+    if tracking.reference not in (None, name):
+        raise ArgumentError(
+            f'a member of group {name!r} stores its offset under the name of the group, not'
+            f' under {tracking.reference!r}: omit the reference'
+        )
+    if commit == 'off':
+        if stranded_after is not None:
             raise ArgumentError(
-                f'a member of group {name!r} stores its offset under the name of the group, not'
-                f' under {tracking.reference!r}: omit the reference'
+                "stranded_after looks at the stored offset: commit must be 'auto' or 'manual'"
             )
-        tracking = replace(tracking, reference=name)
-        least = 1.0 if tracking.manual else max(1.0, tracking.interval)
-        if 0 < (stranded_after or 0) <= least:
-            raise ArgumentError(
-                f'stranded_after must be 0, or above {least:g} seconds, not {stranded_after}:'
-                ' auto_offset may not store an offset for so long'
-            )
-    elif stranded_after:
-        raise ArgumentError('stranded_after requires auto_offset: it looks at the stored offset')
-    for start in offset.values() if isinstance(offset, Mapping) else [offset]:
-        if not isinstance(start, Offset):
-            continue
-        check_member_start(start)
-        if start.type == OffsetType.REFERENCE and start.value != name:
-            raise ArgumentError(
-                f'a member of group {name!r} starts after the offset stored under the name of the'
-                f' group, not under {start.value!r}'
-            )
-    return tracking, Group(name, handover_timeout, stranded_after or 0, super_stream)
+        return None, group
+    least = 1.0 if tracking.manual else max(1.0, tracking.interval)
+    if stranded_after is not None and stranded_after <= least:
+        raise ArgumentError(
+            f'stranded_after must be above {least:g} seconds, not {stranded_after}:'
+            ' the member may not store an offset for so long'
+        )
+    return replace(tracking, reference=name), group

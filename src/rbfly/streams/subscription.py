@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..checks import check_integer, check_timeout
-from ..error import CallbackError, OffsetNotStored, SubscriptionClosed, about
+from ..error import SubscriptionClosed, about
 from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch, empty_batch
 from ..protocol._cursor import KINDS
@@ -14,7 +14,7 @@ from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
 from .merged import MergedSession
 from .misuse import AsyncFor
-from .reading import Ended, JoinedBatches, MessageWaiter, raise_own
+from .reading import Ended, JoinedBatches, MessageWaiter, own_errors
 from .types import MessageCtx
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         try:
-            await self._session.close(wait=can_wait(kind), reader=self._reader())
-        except OffsetNotStored as ex:
+            await own_errors(self._session.close(wait=can_wait(kind), reader=self._reader()))
+        except Exception as ex:
             if error is None or isinstance(error, GeneratorExit):
                 raise
             error.add_note(f'closing the subscription also failed: {ex!r}')
@@ -78,10 +78,11 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         broker after the client's `close_timeout`.  If it is cancelled, it closes the subscription
         without waiting.
 
-        :raises OffsetNotStored: the offset of the last finished message (`auto_offset`) could not
-            be stored; the subscription is closed.
+        :raises OffsetNotStored: the offset of the last finished message (`commit='auto'`) could not
+            be stored, or `on_revoke` has not ended in time; the subscription is closed.  Errors of
+            `on_revoke` are raised too.
         """
-        await self._session.close(wait=True, reader=self._reader())
+        await own_errors(self._session.close(wait=True, reader=self._reader()))
 
     async def aclose(self) -> None:
         """Do the same as `close`, as an asynchronous generator does."""
@@ -92,7 +93,7 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
 
         The subscription delivers no more messages, not even those that have arrived.  When the
         program asks for the next message, it has finished the last one; then the iteration stores
-        the offset (`auto_offset`), reads it back, unsubscribes and ends.  If a task waits for a
+        the offset (`commit='auto'`), reads it back, unsubscribes and ends.  If a task waits for a
         message, this happens at once.  If an error follows the last batch, it is raised first; if
         the offset cannot be stored, :class:`.OffsetNotStored` is.
 
@@ -121,12 +122,7 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         :raises ProtocolError: the broker refused the subscription.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        failed: CallbackError | None = None
-        try:
-            await self._session.open()
-        except CallbackError as ex:
-            failed = ex
-        raise_own(failed)
+        await own_errors(self._session.open())
 
     def __del__(self) -> None:
         session = getattr(self, '_session', None)
@@ -245,7 +241,7 @@ class Subscription(BaseSubscription[Body]):
         return self._session.position
 
     async def commit(self, offset: int | None = None) -> None:
-        """Store how far the program has processed the stream: see `manual` of `OffsetTracking`.
+        """Store how far the program has processed the stream, with `commit='manual'`.
 
         Returns when the broker has stored the offset.  Reconnects if the connection is lost, and
         then sends the offset again.  A program may also call it after the subscription has ended;
@@ -254,7 +250,7 @@ class Subscription(BaseSubscription[Body]):
         :param offset: offset of the last processed message, not after that of the last message
             received; it may be lower than a stored one.  None for everything received so far, with
             the current message or batch; before the first message, this does nothing.
-        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`.
+        :raises SubscriptionError: the subscription has no `commit='manual'`.
         :raises ValueError: the message with this offset was not received.
         :raises OffsetNotStored: the broker has another offset, or none; or the member of a group is
             no longer active.  Without an offset, this is raised once for messages that a member has

@@ -17,6 +17,7 @@ from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset
 from ..protocol.start import OFFSET_MAX
 from .arguments import stream_arguments
+from .handover import Group
 from .management import ManagementMethods
 from .merged import Offsets
 from .offsets import OffsetMethods, check_names
@@ -29,8 +30,7 @@ from .repeating import repeated
 from .routing import Route, check_route
 from .subscribing import subscribe
 from .subscription import SuperStreamSubscription
-from .super_stream import SuperStreamPublisher
-from .tracking import OffsetTracking
+from .tracking import Commit, OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
 
 T = TypeVar('T')
@@ -268,7 +268,6 @@ class SuperStream:
 
     # -- publishing and subscribing
 
-    @overload
     def publisher(
         self,
         *,
@@ -280,42 +279,12 @@ class SuperStream:
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
         wait: bool = True,
-    ) -> OpenSuperStream[SuperStreamPublisher]: ...
-
-    @overload
-    def publisher(
-        self,
-        *,
-        route: Route,
-        name: str | None = None,
-        filter_extract: BloomFilterExtract | None = None,
-        cls: type[Any],
-        amqp: bool = True,
-        max_unconfirmed: int = 10_000,
-        sub_entry_size: int = 0,
-        compression: Compression | str | None = None,
-        wait: bool = True,
-    ) -> OpenSuperStream[Any]: ...
-
-    def publisher(
-        self,
-        *,
-        route: Route,
-        name: str | None = None,
-        filter_extract: BloomFilterExtract | None = None,
-        cls: type[Any] = Publisher,
-        amqp: bool = True,
-        max_unconfirmed: int = 10_000,
-        sub_entry_size: int = 0,
-        compression: Compression | str | None = None,
-        wait: bool = True,
-    ) -> OpenSuperStream[Any]:
+    ) -> OpenSuperStream:
         """Open a publisher of the super stream: `await` the result, or use it in `async with`.
 
         :param route: chooses the partitions of each message: :func:`by_hash`, :func:`by_key`, or a
             function `route(message, partitions)` that returns the name of a partition, or several
             names.  See :ref:`super-stream-publishing`.
-        :param cls: the class of the publisher of each partition.
         :param max_unconfirmed: maximum number of messages in flight for each partition; fewer if
             there are many partitions.
         :param wait: wait until the broker has declared the publishers.  If false, wait only until
@@ -330,7 +299,7 @@ class SuperStream:
             self.name,
             name,
             filter_extract,
-            cls,
+            Publisher,
             amqp,
             max_unconfirmed,
             sub_entry_size,
@@ -339,7 +308,7 @@ class SuperStream:
         )
         check_route(route)
         return OpenSuperStream(
-            client, self._cluster, client._names, cls, info, wait, route, client._windows
+            client, self._cluster, client._names, info, wait, route, client._windows
         )
 
     @overload
@@ -352,13 +321,11 @@ class SuperStream:
         amqp: Literal[False],
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> SuperStreamSubscription[bytes]: ...
 
     @overload
@@ -371,13 +338,11 @@ class SuperStream:
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> SuperStreamSubscription: ...
 
     def subscribe(
@@ -389,13 +354,11 @@ class SuperStream:
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> SuperStreamSubscription[Any]:
         """Read the messages of all partitions, with `async for`.
 
@@ -427,11 +390,9 @@ class SuperStream:
             amqp,
             on_decode_error,
             initial_credit,
-            auto_offset,
+            commit,
             on_gap,
             until,
             group,
-            handover_timeout,
-            stranded_after,
         )
         return found

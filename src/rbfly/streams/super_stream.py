@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import (
     AsyncIterable,
     Awaitable,
@@ -13,10 +14,8 @@ from collections.abc import (
     MutableSet,
     Sequence,
 )
-from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from ..checks import check_integer
 from ..error import (
     ConfirmTimeout,
     NoRouteError,
@@ -40,15 +39,14 @@ from .confirmation import (
     or_refusal,
     summary,
 )
-from .misuse import BatchOnly, NoBatch
 from .partitions import query_route
-from .publisher import BasePublisher, Publisher
-from .publisher_batch import MAX_LEN, PublisherBatchFast, PublisherBatchLimit
+from .publisher import Publisher
+from .publisher_base import BasePublisher
 from .publishing import PublisherSession
 from .routing import Route
 from .send_routed import RoutedMany
 from .types import AMQPBody, MessageCtx, PublisherInfo
-from .waiting import WindowSemaphore, deadline, in_time
+from .waiting import NOW, end_of, in_time
 
 # Messages in flight of all partitions together.  The broker stops reading from a connection that
 # has 50,000 unconfirmed messages; windows that shrink may still be full.
@@ -59,13 +57,14 @@ ON_CONNECTION = 256  # publishers
 NO_ROUTE = 1.0
 NO_ROUTE_KEYS = 1000
 
-B = TypeVar('B', bound=BasePublisher)
 T = TypeVar('T')
 Message = AMQPBody | MessageCtx
 Targets = Sequence[Partition]
-# Confirms of the partitions that have taken a message, by its explicit publishing id, if not all
-# of its partitions have taken and confirmed it.
-Parts = dict[int, dict[Partition, Confirmation]]
+Found = Partition | tuple[Partition, ...] | str
+# Confirms of the partitions that have taken a message, by its explicit publishing id and its
+# partitions, if not all of them have taken and confirmed it.
+PartsKey = tuple[Any, ...]
+Parts = dict[PartsKey, dict[Partition, Confirmation]]
 
 
 async def retried(
@@ -90,8 +89,11 @@ def share_windows(sessions: MutableSet[PublisherSession]) -> int:
     return limit
 
 
-class RoutedPublisher(Generic[B]):
-    """Base of the publishers of super streams; created by :meth:`StreamsClient.publisher`.
+class SuperStreamPublisher(RoutedBase, BasePublisher):
+    """Sends messages to the partitions of a super stream; safe to use from many tasks at once.
+
+    It has the methods of :class:`Publisher`.  A partition that is not available delays only its own
+    messages.
 
     :ivar name: name for deduplication, empty for none; each partition has its own sequence of
         publishing ids for it.
@@ -100,15 +102,13 @@ class RoutedPublisher(Generic[B]):
         while the publisher is open.
     """
 
-    _router: Router
-
     def __init__(
         self,
         cluster: Cluster,
         info: PublisherInfo,
         route: Route,
         names: tuple[str, ...],
-        publishers: Sequence[B],
+        publishers: Sequence[Publisher],
         windows: MutableSet[PublisherSession],
     ) -> None:
         self.name = info.name
@@ -118,7 +118,7 @@ class RoutedPublisher(Generic[B]):
             item._core.wake_with(publishers[0]._core)
         parts = [Partition(i, item, item._core) for i, item in enumerate(publishers)]
         by_name = {item.publisher.stream: item for item in parts}
-        self._router = Router(route, names, by_name, publishers[0]._batched)
+        self._router = Router(route, names, by_name)
         self._publishers = publishers
         self._cluster = cluster
         self._info = info
@@ -128,12 +128,14 @@ class RoutedPublisher(Generic[B]):
         # By key without a partition: the broker's answer, and the time until which it is valid.
         self._no_route: dict[str, tuple[tuple[str, ...], float]] = {}
         self._closed: asyncio.Event | None = None  # set when closing has ended
-
-    def __repr__(self) -> str:
-        return f'<{type(self).__name__} stream={self.stream!r} name={self.name or None!r}>'
+        self._parts: Parts = {}
+        # Messages of `batch` that wait for the route of the first one, and errors of such messages.
+        self._held: deque[tuple[Found, Message]] = deque()
+        self._held_errors: list[Exception] = []
+        self._routing = asyncio.Lock()
 
     @property
-    def message_id(self) -> int:
+    def next_publish_id(self) -> int:
         """The lowest next publishing id of a partition.
 
         A program that uses explicit publishing ids resumes here: partitions that have stored later
@@ -142,13 +144,13 @@ class RoutedPublisher(Generic[B]):
         :raises PublisherError: the publisher has a name, and the broker has not declared it for all
             partitions.
         """
-        return min(item.message_id for item in self._publishers)
+        return min(item.next_publish_id for item in self._publishers)
 
     @property
     def unconfirmed(self) -> int:
         """Number of messages of all partitions that the broker has neither confirmed nor refused,
-        including messages of a batch that were not flushed."""
-        return sum(item.unconfirmed for item in self._publishers)
+        including queued messages of `batch`."""
+        return sum(item.unconfirmed for item in self._publishers) + len(self._held)
 
     @property
     def capacity(self) -> int:
@@ -179,7 +181,17 @@ class RoutedPublisher(Generic[B]):
 
     async def _close_each(self) -> list[Exception]:
         """Close all partitions; return their errors."""
-        return await self._each([item.close for item in self._publishers])
+        if self._held:
+            closing = self._publishers[0]._require_session().closing
+            try:
+                async with closing.limit():  # the partitions then wait less
+                    await self._route_held()
+            except TimeoutError:
+                self._drop_held(f'within {closing.timeout} s')
+            except RbFlyError as ex:
+                self._held_errors.append(ex)
+        errors, self._held_errors = self._held_errors, []
+        return await self._each([item.close for item in self._publishers]) + errors
 
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
@@ -192,6 +204,19 @@ class RoutedPublisher(Generic[B]):
         for item in self._publishers:
             self._windows.discard(item._require_session())
         share_windows(self._windows)
+        if self._held:
+            self._drop_held('before it was closed')
+
+    def _drop_held(self, when: str) -> None:
+        """Drop the messages whose routes are unknown; `close` raises an error that says so."""
+        count = len(self._held)
+        self._held.clear()
+        error = WindowTimeout(
+            f'the broker did not report the partitions of keys {when}; messages that were not'
+            f' sent: {count}'
+        )
+        error.unsent = count
+        self._failures.add(error)
 
     def _check_open(self) -> None:
         """Check that the publisher takes messages; a partition may have failed."""
@@ -225,17 +250,31 @@ class RoutedPublisher(Generic[B]):
 
     async def _targets(
         self,
-        found: Partition | tuple[Partition, ...] | str,
+        found: Found,
         until: float | None = None,
         timeout: float | None = None,
     ) -> Targets:
-        """Return the partitions of a message from what the router has found."""
+        """Return the partitions of a message from what the router has found.
+
+        First, queue the messages of `batch` before it.
+        """
+        if self._holds:
+            await self._in_time(self._route_held(), until, timeout, 'the messages queued before')
         if not isinstance(found, str):
             return as_targets(found)
+        return as_targets(await self._in_time(self._ask(found), until, timeout, f'key {found!r}'))
+
+    async def _in_time(
+        self, call: Coroutine[Any, Any, T], until: float | None, timeout: float | None, what: str
+    ) -> T:
+        """Return the result of a call that asks the broker for partitions, or raise WindowTimeout.
+
+        :param what: what the partitions are asked for.
+        """
         limit = asyncio.timeout_at(until)
         try:
             async with limit:
-                return as_targets(await self._ask(found))
+                return await call
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -243,7 +282,7 @@ class RoutedPublisher(Generic[B]):
             del limit  # it refers to the task
         # not in the handler: the TimeoutError refers to the task
         late = WindowTimeout(
-            f'the broker did not report the partitions of key {found!r} within {timeout} s; the'
+            f'the broker did not report the partitions of {what} within {timeout} s; the'
             ' message was not sent'
         )
         raise self._or_refusal(late)
@@ -288,19 +327,6 @@ class RoutedPublisher(Generic[B]):
             raise PublisherError(f'the query for the partitions of key {key!r} was cancelled')
         return names
 
-
-class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
-    """Sends messages to the partitions of a super stream, and waits for their confirms.
-
-    Safe to use from many tasks at once.  A partition that is not available delays only its own
-    messages.
-    """
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._parts: Parts = {}
-        self._direct = type(self._publishers[0]).send is Publisher.send
-
     async def send(self, message: Message, timeout: float | None = None) -> None:
         """Send a message to its partition and wait until the broker has confirmed it.
 
@@ -309,10 +335,10 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
         of a new key.  If the call is cancelled or times out, see :meth:`Publisher.send`.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :param timeout: seconds to wait for the confirm; None or 0 for no limit.
+        :param timeout: seconds to wait for the confirm; None for no limit, 0 as in
+            :meth:`Publisher.send`.
         :raises NoRouteError: the message has no partition.
-        :raises ValueError: the explicit publishing id is not above the last one of all partitions;
-            or the publisher has used automatic ids.
+        :raises ValueError: the explicit publishing id is not above the last one of its partition.
 
         And the errors of :meth:`Publisher.send`; their attribute `stream` is the partition.
         """
@@ -327,34 +353,27 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
 
     async def _send(
         self,
-        found: Partition | tuple[Partition, ...] | str,
+        found: Found,
         message: Message,
         timeout: float | None,
     ) -> None:
-        """Send a message that has an explicit id, or not just one partition that is known."""
-        until = None if timeout is None else deadline(timeout)
+        """Send a message that does not have just one partition that is known."""
+        until = None if timeout is None else end_of(timeout)
+        if until == NOW:
+            raise self._publishers[0]._require_session().no_time()
         targets = await self._targets(found, until, timeout)
-        router, [first, *others] = self._router, targets
-        used = explicit_id(message)
-        if used not in self._parts and router.is_used(message, first):
-            # Still in flight, or an error that the window knows more about.
-            await first.publisher.send(message, left(until))
-        elif others or used in self._parts:
-            parts = await self._submit(targets, message, until)
-            if not await in_time(self._join(used, parts), until):
-                keep_parts(self._parts, used, parts)
-                late = self._timed_out(
-                    [item for item, part in parts.items() if not part.done()],
-                    f'the broker did not confirm the message on all partitions within {timeout} s;'
-                    ' it may still be stored',
-                )
-                raise self._or_refusal(late)
-        else:
-            router.claim(message)
-            try:
-                await first.publisher.send(message, left(until))
-            finally:
-                router.release(message, targets)
+        if len(targets) == 1:
+            await targets[0].publisher.send(message, left(until))
+            return
+        parts = await self._submit(targets, message, until)
+        if not await in_time(self._join(targets, message, parts), until):
+            keep_parts(self._parts, key_of(targets, message), parts)
+            late = self._timed_out(
+                [item for item, part in parts.items() if not part.done()],
+                f'the broker did not confirm the message on all partitions within {timeout} s;'
+                ' it may still be stored',
+            )
+            raise self._or_refusal(late)
 
     async def _submit(
         self, targets: Targets, message: Message, until: float | None
@@ -363,11 +382,8 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
 
         If an earlier call did so for some of them, put it into those of the others.
         """
-        router, used = self._router, explicit_id(message)
-        parts = None if used is None else self._parts.pop(used, None)
-        if parts is None:
-            parts = {}
-            router.claim(message)
+        used = key_of(targets, message)
+        parts = {} if used is None else self._parts.pop(used, {})
         try:
             for item in targets:
                 if item not in parts:
@@ -379,15 +395,16 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
                 note_partial(ex, item)
             keep_parts(self._parts, used, parts)
             raise
-        finally:
-            router.release(message, targets)
         return parts
 
-    def _join(self, id: int | None, parts: dict[Partition, Confirmation]) -> JoinedConfirmation:
+    def _join(
+        self, targets: Targets, message: Message, parts: dict[Partition, Confirmation]
+    ) -> JoinedConfirmation:
         """Return a future of the confirms of a message's partitions."""
         joined = JoinedConfirmation([*parts.values()], self._failures)
-        if id is not None:
-            joined.add_done_callback(functools.partial(keep_failed, self._parts, id, parts))
+        used = key_of(targets, message)
+        if used is not None:
+            joined.add_done_callback(functools.partial(keep_failed, self._parts, used, parts))
         return joined
 
     async def submit(self, message: Message, timeout: float | None = None) -> Confirmation:
@@ -397,19 +414,19 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
         the route of a new key.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :param timeout: seconds to wait for capacity; None or 0 for no limit.
+        :param timeout: seconds to wait for capacity; None for no limit, 0 not to wait.
         :returns: a future of the confirm, for several partitions of all their confirms, which
             raises the errors of `send`.
         :raises NoRouteError: the message has no partition.
 
         And the errors of :meth:`Publisher.submit`; their attribute `stream` is the partition.
         """
-        until = None if timeout is None else deadline(timeout)
+        until = None if timeout is None else end_of(timeout)
         targets = await self._targets(self._router.find(message), until, timeout)
         parts = await self._submit(targets, message, until)
         if len(parts) == 1:
             return parts[targets[0]]
-        return self._join(explicit_id(message), parts)
+        return self._join(targets, message, parts)
 
     async def send_many(
         self,
@@ -428,7 +445,8 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
         before all of them had capacity.
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
-        :param timeout: seconds until the last confirm; None or 0 for no limit.
+        :param timeout: seconds until the last confirm; None for no limit, 0 as in
+            :meth:`Publisher.send_many`.
         :param progress: filled in when the call ends, even if it is cancelled.
         :returns: number of messages sent.
         :raises NoRouteError: a message has no partition; the messages before it are sent.
@@ -436,212 +454,109 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
         And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
         """
         session = self._publishers[0]._require_session()
-        many = RoutedMany(session, self._router, self._targets, self._check_open, self._timed_out)
+        route, before = self._targets, self._route_held
+        many = RoutedMany(session, self._router, route, before, self._check_open, self._timed_out)
         return await many.send(messages, timeout, progress)
 
+    # -- batches
 
-class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast], BatchOnly):
-    """Queues messages for the partitions of a super stream, and sends them with `flush`."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._held: dict[str, list[Message]] = {}  # messages of keys without a known route
-
-    @property
-    def unconfirmed(self) -> int:
-        return super().unconfirmed + sum(map(len, self._held.values()))
-
-    unconfirmed.__doc__ = RoutedPublisher.unconfirmed.__doc__
-
-    def batch(self, message: Message) -> None:
-        """Queue a message for its partition until `flush` or `close`.
-
-        Never blocks.  With :func:`by_key`, a message whose route is unknown is encoded only when
-        `flush` has asked for the route: do not change it before.
-
-        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :raises NoRouteError: the message has no partition; for `by_key`, `flush` raises this.
-
-        And the errors of :meth:`PublisherBatchFast.batch`.
-        """
-        found = self._router.find(message)
-        if isinstance(found, str):
+    def _batch(self, found: Found, message: Message) -> None:
+        """Queue a message for several partitions, or until its route is known."""
+        if self._holds or isinstance(found, str):
             self._check_open()
-            self._check(message)
-            self._router.claim(message)
-            self._held.setdefault(found, []).append(message)
+            if len(self._held) >= self._info.max_unconfirmed:
+                raise self._publishers[0]._require_session().batch_full()
+            # raises the error of a message that cannot be encoded
+            PublishWindow(0, 0, 1, 0, None, self._info.amqp).put(message, None)
+            self._held.append((found, message))
+            self._holds = True
             return
-        self._router.claim(message)
-        self._put(as_targets(found), message)
-
-    def _check(self, message: Message) -> None:
-        """Raise the error of a message that cannot be encoded."""
-        amqp = self._info.amqp and self._publishers[0]._amqp
-        PublishWindow(0, 0, 1, 1, None, amqp).put(message, None)
+        targets = as_targets(found)
+        for item in targets:  # all or none
+            session = item.publisher._require_session()
+            session.check()
+            if session.core.room() <= 0:
+                raise session.batch_full()
+        self._put(targets, message)
 
     def _put(self, targets: Targets, message: Message) -> None:
-        """Queue a message, whose publishing id is claimed, for its partitions."""
+        """Queue a message for its partitions, which have capacity."""
         queued = 0
         try:
-            if len(targets) > 1:
-                for item in targets:  # all or none
-                    item.publisher._require_session().check()
             for item in targets:
-                self._queue(item.publisher, message)
+                item.publisher.batch(message)
                 queued += 1
         except RbFlyError as ex:
             if queued:  # a publishing id that only later partitions have used
                 note_partial(ex, targets[queued])
             raise
-        finally:
-            self._router.release(message, targets)
 
-    def _queue(self, publisher: PublisherBatchFast, message: Message) -> None:
-        """Queue a message for one partition."""
-        publisher.batch(message)
+    async def _route_held(self) -> None:
+        """Queue the messages whose routes were unknown, in order.
+
+        :raises RbFlyError: the broker did not report a route; the messages stay.
+        """
+        if not self._holds:
+            return
+        async with self._routing:
+            keys = {found for found, _ in self._held if isinstance(found, str)}
+            if len(keys) > 1:  # ask for all routes at once; the answers are cached
+                await asyncio.gather(*map(self._ask, keys), return_exceptions=True)
+            while self._held:
+                found, message = self._held[0]
+                try:
+                    if isinstance(found, str):
+                        found = self._router.cache.get(found) or await self._ask(found)
+                    targets = as_targets(found)
+                    while full := [item for item in targets if item.core.room() <= 0]:
+                        await full[0].publisher._require_session().wait_capacity()
+                    self._put(targets, message)
+                except Exception as ex:
+                    if isinstance(ex, RbFlyError) and ex.retriable:
+                        raise
+                    self._held_errors.append(ex)
+                if self._held:  # else closed meanwhile
+                    self._held.popleft()
+            self._holds = False
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send all queued messages, and wait until the broker has confirmed them.
+        """Send the messages that `batch` has queued, and wait until all of them are confirmed.
 
         Flushes all partitions concurrently.
 
-        :param timeout: seconds to wait for the confirms; None or 0 for no limit.
+        :param timeout: seconds to wait for the confirms; None for no limit, 0 as in
+            :meth:`Publisher.flush`.
         :raises NoRouteError: no partition is bound to the key of a message; all other messages are
             sent.
 
-        And the errors of :meth:`PublisherBatchFast.flush`; their attribute `stream` is the
-        partition, or None if several partitions failed.
+        And the errors of :meth:`Publisher.flush`; their attribute `stream` is the partition, or
+        None if several partitions failed.
         """
         self._publishers[0]._core.check_loop()
-        until = None if timeout is None else deadline(timeout)
-        errors = await self._route_held(until, timeout) if self._held else []
+        until = None if timeout is None else end_of(timeout)
+        if until == NOW and self._held:
+            raise self._publishers[0]._require_session().no_time()
+        if self._holds:
+            await self._in_time(self._route_held(), until, timeout, 'the queued messages')
         self._check_open()
-        busy = [i for i in self._publishers if i._batches.filling.count or i._batches.sent]
+        busy = [i for i in self._publishers if i._core.filling.count or i._core.flushed]
         calls = [functools.partial(item.flush, left(until)) for item in busy]
-        errors += await self._each(calls)
-        raise_summary(errors)
-
-    async def _route_held(self, until: float | None, timeout: float | None) -> list[Exception]:
-        """Queue the messages whose route was unknown; return the errors of the others."""
-
-        async def queue(key: str) -> None:
-            try:
-                targets = await self._targets(key, until, timeout)
-            except RbFlyError as ex:
-                if not ex.retriable:
-                    for message in self._held.pop(key, ()):
-                        self._router.release(message, ())
-                raise
-            errors: list[Exception] = []
-            for message in self._held.pop(key, ()):
-                try:
-                    self._put(targets, message)
-                except Exception as ex:  # the others are sent
-                    errors.append(ex)
-            raise_summary(errors)
-
-        return await self._each([functools.partial(queue, key) for key in self._held])
-
-    async def _close_each(self) -> list[Exception]:
-        errors: list[Exception] = []
-        if self._held:
-            closing = self._publishers[0]._require_session().closing
-            try:
-                async with closing.limit():  # the partitions then wait less
-                    errors = await self._route_held(None, None)
-            except TimeoutError:
-                errors = [self._drop_held(f'within {closing.timeout} s')]
-        return await super()._close_each() + errors
-
-    def _end(self) -> None:
-        super()._end()
-        if self._held:
-            self._failures.add(self._drop_held('before it was closed'))
-
-    def _drop_held(self, when: str) -> WindowTimeout:
-        """Drop the messages whose route is unknown, and return the error that says so."""
-        held, self._held = self._held, {}
-        count = sum(map(len, held.values()))
-        error = WindowTimeout(
-            f'the broker did not report the partitions of keys {when}; messages that were not'
-            f' sent: {count}'
-        )
-        error.unsent = count
-        return error
-
-
-class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
-    """A batch publisher of a super stream for concurrent tasks: `batch` waits while too many
-    messages are queued for the partition."""
-
-    async def batch(  # type: ignore[override]
-        self, message: Message, *, max_len: int, timeout: float | None = None
-    ) -> None:
-        """Queue a message for its partition until `flush` or `close`.
-
-        Waits while `max_len` messages are queued for the partition, until another task calls
-        `flush`, or while the broker is asked for the route of a new key.  A message to several
-        partitions is queued when all of them have capacity.
-
-        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :param max_len: maximum number of queued messages of a partition, at least 1.
-        :param timeout: seconds to wait for capacity; None or 0 for no limit.
-        :raises NoRouteError: the message has no partition.
-
-        And the errors of :meth:`PublisherBatchLimit.batch`.
-        """
-        until = None if timeout is None else deadline(timeout)
-        check_integer('max_len', max_len, 1, MAX_LEN)
-        targets = await self._targets(self._router.find(message), until, timeout)
-        self._router.claim(message)
-        if len(targets) == 1:
-            try:
-                await targets[0].publisher.batch(message, max_len=max_len, timeout=left(until))
-            finally:
-                self._router.release(message, targets)
-            return
-        reserved: list[WindowSemaphore] = []
-        is_queued = False
-        try:
-            # Calls that ask for capacity in the same order do not wait for each other.
-            for item in sorted(targets, key=attrgetter('index')):
-                await item.publisher._wait_capacity(max_len, timeout, until)
-                queue = item.publisher._batches.capacity
-                queue.reserved += 1
-                reserved.append(queue)
-            self._put(targets, message)
-            is_queued = True
-        finally:
-            self._router.release(message, targets)
-            for queue in reserved:
-                queue.reserved -= 1
-                if not is_queued:
-                    queue.grant()
-
-    def _queue(self, publisher: PublisherBatchFast, message: Message) -> None:
-        PublisherBatchFast.batch(publisher, message)
-
-
-PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
-    (PublisherBatchLimit, SuperStreamBatchLimitPublisher),
-    (PublisherBatchFast, SuperStreamBatchPublisher),
-    (Publisher, SuperStreamPublisher),
-)
-"""The publisher of a super stream for each class of the publishers of its partitions."""
+        errors, self._held_errors = self._held_errors, []
+        raise_summary(errors + await self._each(calls))
 
 
 def as_targets(found: Partition | tuple[Partition, ...]) -> tuple[Partition, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def explicit_id(message: Message) -> int | None:
-    """Return the explicit publishing id of a message; None if it has none."""
+def key_of(targets: Targets, message: Message) -> PartsKey | None:
+    """Return the key of a message to several partitions in `Parts`; None without explicit id."""
     if isinstance(message, MessageCtx) and message.is_set_stream_publish_id:
-        return message.stream_publish_id
+        return message.stream_publish_id, *targets
     return None
 
 
-def keep_parts(kept: Parts, id: int | None, parts: dict[Partition, Confirmation]) -> None:
+def keep_parts(kept: Parts, id: PartsKey | None, parts: dict[Partition, Confirmation]) -> None:
     """Keep the confirms of a message, so that a later call can complete it."""
     taken = {item: part for item, part in parts.items() if part.failure is None}
     if id is None or not taken:
@@ -651,7 +566,9 @@ def keep_parts(kept: Parts, id: int | None, parts: dict[Partition, Confirmation]
         del kept[next(iter(kept))]
 
 
-def keep_failed(kept: Parts, id: int, parts: dict[Partition, Confirmation], joined: Any) -> None:
+def keep_failed(
+    kept: Parts, id: PartsKey, parts: dict[Partition, Confirmation], joined: Any
+) -> None:
     """Keep the confirms of a message if it is not confirmed by all of its partitions."""
     if joined.cancelled() or joined.failure is not None:
         keep_parts(kept, id, parts)
@@ -670,8 +587,8 @@ def left(until: float | None) -> float | None:
 
     They are whole milliseconds, because errors contain them.
     """
-    if until is None:
-        return None
+    if until is None or until == NOW:
+        return until
     return max(round(until - asyncio.get_running_loop().time(), 3), 0.001)
 
 

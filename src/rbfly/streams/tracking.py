@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Literal
 
 from ..checks import check_integer, check_timeout, check_type
 from ..error import (
@@ -28,8 +29,12 @@ from .offsets import check_chunk, check_stored
 logger = logging.getLogger(__name__)
 
 
+Commit = Literal['auto', 'manual', 'off']
+"""How the offset of the last processed message is stored."""
+
+
 class OffsetTracking(CheckedRecord):
-    """Stores the offset of the last finished message under a reference.
+    """How a subscription stores the offset of the last finished message: see `commit`.
 
     A message is finished when the program asks for the next one.  The stored offset is never that
     of an unfinished message: a program that restarts with :meth:`Offset.reference` misses no
@@ -37,10 +42,11 @@ class OffsetTracking(CheckedRecord):
     subscription also stores the offset, and raises :class:`.OffsetNotStored` if that fails.
 
     A program that collects messages to process them later asks for the next one too early for this;
-    with `manual`, it stores the offset itself.
+    with `manual`, it stores the offset itself.  `commit='auto'` is `OffsetTracking()`, and
+    `commit='manual'` is `OffsetTracking(manual=True)`.
 
-    :param reference: name of the stored offset, at most 255 bytes of UTF-8; in a group, None for
-        its name, and no other is allowed.
+    :param reference: name of the stored offset, at most 255 bytes of UTF-8; None for the
+        group's name, or that of `Offset.reference(name)`; in a group, no other is allowed.
     :param every: store the offset after this many messages; 0 not to count messages.
     :param interval: store the offset after this many seconds; 0 for no timer.
     :param manual: store the offset when the program calls :meth:`Subscription.commit`, and at no
@@ -73,8 +79,7 @@ def manual_tracking(tracking: OffsetTracking | None, subscription: object) -> Of
     """
     if tracking is None or not tracking.manual:
         raise SubscriptionError(
-            f'the {subscription} does not allow commit: pass'
-            ' auto_offset=OffsetTracking(reference, manual=True) to subscribe'
+            f"the {subscription} does not allow commit: pass commit='manual' to subscribe"
         )
     return tracking
 

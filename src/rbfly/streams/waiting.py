@@ -13,6 +13,7 @@ from ._sending import SemaphoreState
 # Seconds.  A turn may pass a few messages before it looks at the clock: together less than 5 ms.
 TURN = 0.004
 YIELDS = 3
+NOW = 0.0  # the end of a timeout of 0: do not wait
 
 
 async def let_others_run() -> None:
@@ -31,6 +32,12 @@ def is_foreign(error: BaseException) -> bool:
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
     return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
+def end_of(timeout: float) -> float:
+    """Return when a timeout ends, by the clock of the running loop; NOW for a timeout of 0."""
+    check_timeout('timeout', timeout)
+    return asyncio.get_running_loop().time() + timeout if timeout else NOW
 
 
 def deadline(timeout: float) -> float | None:
@@ -99,11 +106,11 @@ class WindowSemaphore(SemaphoreState):
     :ivar waiting: arguments `asked` and `amount` of each waiting task, in order.
     """
 
-    __slots__ = ('_granted', '_has_capacity')
+    __slots__ = ('_granted', 'has_capacity')
 
     def __init__(self, has_capacity: Callable[[int], bool]) -> None:
         self.reserved = 0
-        self._has_capacity = has_capacity
+        self.has_capacity = has_capacity
         self.waiting: OrderedDict[ConfirmFuture, tuple[int, int]] = OrderedDict()
         self._granted: dict[ConfirmFuture, None] = {}
 
@@ -136,7 +143,7 @@ class WindowSemaphore(SemaphoreState):
         while waiting:
             wait, (asked, amount) = next(iter(waiting.items()))
             if not wait.done():
-                if not self._has_capacity(asked):
+                if not self.has_capacity(asked):
                     break
                 wait.set_result(None)
                 self._granted[wait] = None
@@ -153,4 +160,4 @@ class WindowSemaphore(SemaphoreState):
 
     def close(self) -> None:
         """Grant nothing any more, and drop the reference to `has_capacity`."""
-        self._has_capacity = lambda asked: False
+        self.has_capacity = lambda asked: False

@@ -1,0 +1,135 @@
+"""Publisher classes of RbFly 0.10; new programs use :class:`Publisher`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from ..checks import check_integer
+from ..protocol._publish import PublishWindow
+from .publisher import Publisher
+from .publishing import PublisherSession
+from .types import AMQPBody, MessageCtx
+from .waiting import WindowSemaphore
+
+MAX_LEN = 2**63 - 1
+USER = 5  # stack level of `client.publisher(...)` being awaited or entered, from `warn`
+
+
+class PublisherBatchFast(Publisher):
+    """A :class:`Publisher` whose `batch` queues any number of messages."""
+
+    _bounded = False
+
+
+class PublisherBatchLimit(PublisherBatchFast):
+    """A :class:`Publisher` whose `batch` waits while too many messages are queued."""
+
+    def _attach(self, session: PublisherSession) -> None:
+        super()._attach(session)
+        core = self._core  # the session must not refer to the publisher
+        contexts: list[MessageCtx] = []
+
+        def fits(max_len: int) -> bool:
+            return core.filling.remaining + len(contexts) + queue.reserved < max_len
+
+        self._contexts = contexts  # with explicit publishing ids, in any order
+        self._queue = queue = WindowSemaphore(fits)
+        session.queues.append(queue)
+
+    async def batch(  # type: ignore[override]
+        self, message: AMQPBody | MessageCtx, *, max_len: int
+    ) -> None:
+        """Queue a message; wait while `max_len` messages are queued, until a task calls `flush`.
+
+        Explicit publishing ids may come in any order.  For the errors see :meth:`Publisher.batch`.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param max_len: maximum number of queued messages, at least 1.
+        """
+        check_integer('max_len', max_len, 1, MAX_LEN)
+        session, queue, window = self._require_session(), self._queue, self._core.window
+        session.check()
+        if queue.waiting or not queue.has_capacity(max_len):
+            await queue.wait(max_len, 1)
+        try:
+            session.check()
+            if not isinstance(message, MessageCtx) or not message.is_set_stream_publish_id:
+                super().batch(message)
+            elif session.undeclared:
+                raise session.batch_full()
+            else:  # raise the error of a message that cannot be encoded
+                PublishWindow(0, window.frame_max, 1, 0, None, window.amqp).put(message, None)
+                self._contexts.append(message)
+        except BaseException:
+            queue.grant()  # the capacity that this message does not need
+            raise
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Like :meth:`Publisher.flush`."""
+        self._core.check_loop()
+        errors = self._sort()
+        self._core.release()
+        self._queue.grant()
+        await super().flush(timeout)
+        raise_first(errors)
+
+    async def close(self) -> None:
+        """Like :meth:`Publisher.close`."""
+        errors = self._sort()
+        await super().close()
+        raise_first(errors)
+
+    def _abort(self, error: Exception) -> None:
+        self._sort()
+        super()._abort(error)
+
+    def _sort(self) -> list[Exception]:
+        """Queue the contexts, ascending by publishing id; return the errors of those that fail."""
+        errors: list[Exception] = []
+        for context in sorted(self._contexts, key=lambda item: item.stream_publish_id):
+            try:
+                super().batch(context)
+            except Exception as ex:
+                errors.append(ex)
+        self._contexts.clear()
+        return errors
+
+
+class PublisherBin(Publisher):
+    """A :class:`Publisher` that sends raw bytes, regardless of the argument `amqp`."""
+
+    _amqp = False
+
+
+class PublisherBinBatch(PublisherBatchFast):
+    """A :class:`PublisherBatchFast` that sends raw bytes, regardless of the argument `amqp`."""
+
+    _amqp = False
+
+
+class PublisherBatch(PublisherBatchFast):
+    """Deprecated name of :class:`PublisherBatchFast`."""
+
+    def __init__(self, *args: Any) -> None:
+        warn('PublisherBatch', 'PublisherBatchFast')
+        super().__init__(*args)
+
+
+class PublisherBatchMem(PublisherBatchLimit):
+    """Deprecated name of :class:`PublisherBatchLimit`."""
+
+    def __init__(self, *args: Any) -> None:
+        warn('PublisherBatchMem', 'PublisherBatchLimit')
+        super().__init__(*args)
+
+
+def warn(old: str, new: str) -> None:
+    """Warn about a deprecated class; its constructor calls this."""
+    warnings.warn(f'{old} is deprecated: use {new}', DeprecationWarning, stacklevel=USER)
+
+
+def raise_first(errors: list[Exception]) -> None:
+    """Raise the error of a context that was not sent, if any."""
+    if errors:
+        raise errors[0]
