@@ -741,7 +741,7 @@ async def test_cancelled_publisher_leaves_nothing_behind(key: int) -> None:
 
     async def publish() -> None:
         async with client.publisher('test', name='name') as publisher:
-            await publisher.send('x', timeout=0 if key == wire.PUBLISH else 60)
+            await publisher.send('x', timeout=None if key == wire.PUBLISH else 60)
 
     async with FakeBroker(on={key: stall}) as fake:
         client = rbs.streams_client(fake.uri)

@@ -141,9 +141,15 @@ cdef int fail_key(Router router, object message) except -1:
         raise of_callback(ex, f'the key function of {name} for the message {clip(message)}')
 
 
+cdef enum Ids:
+    ANY                     # no message so far
+    AUTOMATIC
+    EXPLICIT
+
+
 @cython.final
 cdef class Router:
-    """Finds the partitions of each message.
+    """Finds the partitions of each message, and checks that publishing ids are of one kind.
 
     :param route: HashRoute, KeyRoute, or a function of a message and the names of the partitions.
     :param names: names of the partitions in order; a partition may occur several times.
@@ -157,6 +163,7 @@ cdef class Router:
     cdef list slots         # Partition of each name
     cdef uint32_t count     # of slots
     cdef bint hashed, asked
+    cdef Ids ids
 
     def __init__(self, route, tuple names, dict partitions):
         self.route = route
@@ -171,6 +178,8 @@ cdef class Router:
 
     cdef object _find(self, object message):
         # A Partition, or a tuple of them; the key (str) if the broker must be asked.
+        if self.ids != kind_of(message):
+            self._change_ids(message)
         if self.hashed:
             return <Partition> self.slots[hash_of(call_key(self, message)) % self.count]
         if self.asked:
@@ -190,6 +199,22 @@ cdef class Router:
         except BaseException as ex:
             raise of_callback(ex, f'`route` for the message {clip(message)}')
         return self.targets(found)
+
+    cdef int _change_ids(self, object message) except -1:
+        # Automatic ids continue the sequence of a partition, explicit ids that of the program: an
+        # automatic one could hide a later explicit one from the broker.
+        cdef Partition item
+        for item in self.partitions.values():
+            if self.ids != ANY and item.window.has_last:
+                this, others = 'an automatic', 'explicit'
+                if has_id(message):
+                    this, others = 'an explicit', 'automatic'
+                raise ArgumentError(
+                    f'{this} publishing id in a publisher of {others} ones: a publisher of a super'
+                    ' stream uses one kind only'
+                )
+        self.ids = kind_of(message)
+        return 0
 
     def find(self, message):
         """Return the Partition of a message, or a tuple of several; a key to ask the broker for."""
@@ -234,6 +259,10 @@ cdef class Router:
 
 cdef inline bint has_id(object message):
     return type(message) is Message and (<Message> message).is_set_stream_publish_id
+
+
+cdef inline Ids kind_of(object message):
+    return EXPLICIT if has_id(message) else AUTOMATIC
 
 
 cdef class RoutedBase:
