@@ -185,6 +185,8 @@ class OpenPublisher(Opener[P]):
     :param cls: class of the publisher.
     """
 
+    cls: type[Any]
+
     def __init__(self, *args: Any) -> None:
         *common, self.cls = args
         super().__init__(*common)
