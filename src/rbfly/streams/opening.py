@@ -36,7 +36,7 @@ def publisher_info(
     cls: object,
     amqp: bool,
     max_unconfirmed: int,
-    sub_entry_size: int,
+    sub_entry_size: int | None,
     compression: Compression | str | None,
     wait: bool,
 ) -> PublisherInfo:
