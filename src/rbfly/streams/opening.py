@@ -33,7 +33,7 @@ def publisher_info(
     stream: str,
     name: str | None,
     filter_extract: BloomFilterExtract | None,
-    cls: object,
+    cls: type[Any] | None,
     amqp: bool,
     max_unconfirmed: int,
     sub_entry_size: int | None,
@@ -41,7 +41,7 @@ def publisher_info(
     wait: bool,
 ) -> PublisherInfo:
     """Check the arguments of `publisher`, and return the settings of the publisher."""
-    if not isinstance(cls, type) or not issubclass(cls, Publisher):
+    if cls is not None and not (isinstance(cls, type) and issubclass(cls, Publisher)):
         raise ArgumentTypeError(f'cls must be Publisher or a subclass of it, not {cls!r}')
     check_type('wait', wait, bool)
     info = PublisherInfo(
@@ -188,7 +188,8 @@ class OpenPublisher(Opener[P]):
     cls: type[Any]
 
     def __init__(self, *args: Any) -> None:
-        *common, self.cls = args
+        *common, cls = args
+        self.cls = Publisher if cls is None else cls
         super().__init__(*common)
 
     async def _open(self, sessions: list[PublisherSession]) -> P:
