@@ -5,7 +5,6 @@ API, values or bytes that AMQP 1.0 does not allow, and failures of a broker or t
 The `code` of an error is one of :class:`ResponseCode`.
 """
 
-import copy
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -533,7 +532,9 @@ def about(error: R, stream: str, reference: str | None = None) -> R:
 
 def copy_error(error: E) -> E:
     """Copy an error, so that each of several callers raises one with its own traceback."""
-    found = copy.copy(error)
+    from copy import copy
+
+    found = copy(error)
     found.__cause__ = error.__cause__
     return found
 

@@ -153,7 +153,7 @@ async def test_failed_close_does_not_replace_the_error_of_the_with_block(
         ({'max_unconfirmed': 1.5}, TypeError),
         ({'max_unconfirmed': 2**63}, ValueError),
         ({'filter_extract': 5}, TypeError),
-        ({'cls': None}, TypeError),
+        ({'cls': dict}, TypeError),
     ],
 )
 async def test_publisher_refuses_wrong_arguments(

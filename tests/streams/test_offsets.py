@@ -674,7 +674,7 @@ async def test_message_published_meanwhile_is_not_skipped(
         memory.publish('test', 'new')
         return found
 
-    monkeypatch.setattr(offsets, 'chunk_at', publish_after)
+    monkeypatch.setattr('rbfly.streams.offsets.counting.chunk_at', publish_after)
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         assert await client.resolve_offset('test', offset) == 0

@@ -85,7 +85,7 @@ async def test_result_types() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         plain = await client.publisher('test')
         batch = await client.publisher('test')
-        later = await client.publisher('test', wait=False)
+        later = await client.publisher('test', cls=None, wait=False)
         assert_type(plain, rbs.Publisher)
         assert_type(batch, rbs.Publisher)
         assert_type(later, rbs.Publisher)
@@ -99,7 +99,7 @@ async def test_result_types() -> None:
             await publisher.close()
 
 
-@pytest.mark.parametrize('cls', [asyncio.Lock, dict, None, 'Publisher', lambda *args: None])
+@pytest.mark.parametrize('cls', [asyncio.Lock, dict, 'Publisher', lambda *args: None])
 async def test_classes_that_are_no_publishers_are_refused(cls: Any) -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost:1/')
     with pytest.raises(TypeError, match='cls must be Publisher') as caught:

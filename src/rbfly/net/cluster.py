@@ -34,7 +34,6 @@ from ..record import replace
 from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observer, Observers, Role, call_each
-from .polling import poll_limit
 from .resolving import Recent, Resolver
 from .retry import Backoff, Deadline, Progress, Refusal, T, can_retry, is_cut
 from .sharing import MetadataBatch, SharedConnect, existing, missing
@@ -88,7 +87,11 @@ class Cluster:
         self.observers: Observers = Observers()
         self.counters: Counters = Counters()
         self.refusal: Refusal = Refusal()
-        self.busy_poll: float = poll_limit(settings.busy_poll or 0.0, settings.log_prefix)
+        self.busy_poll: float = 0.0
+        if settings.busy_poll:
+            from .polling import poll_limit
+
+            self.busy_poll = poll_limit(settings.busy_poll, settings.log_prefix)
 
     def __del__(self) -> None:
         left = [item for group in self._connections.values() for item in group if item.is_open]

@@ -12,11 +12,13 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..error import ConnectTimeout, StreamDoesNotExist, counted
 from .observer import Life, Observer, Role, State, call_each
-from .registration import Registration
+
+if TYPE_CHECKING:
+    from .registration import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 

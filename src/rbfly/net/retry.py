@@ -94,6 +94,11 @@ class Progress:
         """Note the step that begins."""
         self.step = step
 
+    def copy(self) -> Progress:
+        found = Progress(self.where, self.timeout)
+        found.step, found.error = self.step, self.error
+        return found
+
 
 class Refusal:
     """Why the broker refused the last connect of a client for good, e.g. a wrong password.

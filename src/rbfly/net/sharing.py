@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Awaitable, Callable, Sequence
 
 from ..error import ProtocolError, StreamConnectionError, StreamDoesNotExist, protocol_error
@@ -54,7 +53,7 @@ class SharedConnect:
         finally:
             waiting.remove(deadline)
             before = deadline.progress.error
-            deadline.progress = copy.copy(self._progress)
+            deadline.progress = self._progress.copy()
             if not self.task.done() and deadline.progress.error is None:
                 deadline.progress.error = before
             lingers = self._linger and deadline.expired and self._backoff.error is None

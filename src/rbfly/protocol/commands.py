@@ -11,6 +11,7 @@ client uses compiled code instead: `_frames` and `_engine`.
 
 import struct
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from ..error import ArgumentOverflowError, FrameError, counted
@@ -71,14 +72,18 @@ class Command(Fields, Generic[T]):
 
     key: ClassVar[Key]
     coded: ClassVar[bool]  # the response has a code
-    answer: ClassVar[Codec[Any]]
 
     def __init_subclass__(cls, key: Key, coded: bool = True) -> None:
         super().__init_subclass__()
-        (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
-        cls.key, cls.coded, cls.answer = key, coded, codec_of(get_args(base)[0])
+        cls.key, cls.coded = key, coded
         READERS[key, 1] = lambda reader: Request(reader.u32(), cls.read(reader))
         READERS[key | RESPONSE, 1] = lambda reader: Response.read(cls, reader)
+
+    @classmethod
+    @cache
+    def answer(cls) -> Codec[Any]:
+        (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
+        return codec_of(get_args(base)[0])
 
     def encode(self, correlation_id: int) -> bytes:
         return frame(self.key, struct.pack('>I', correlation_id) + self.body())
@@ -86,7 +91,7 @@ class Command(Fields, Generic[T]):
     @classmethod
     def parse(cls, reader: Reader) -> T:
         """Decode the content of a response, after its code."""
-        value: T = cls.answer.decode(reader)
+        value: T = cls.answer().decode(reader)
         return value
 
     @classmethod
@@ -95,7 +100,7 @@ class Command(Fields, Generic[T]):
     ) -> bytes:
         """Encode the response; one that refuses the request needs no value."""
         head = struct.pack('>IH', correlation_id, code)[: 6 if cls.coded else 4]
-        body = cls.answer.encode(cls.answer.empty if value is None else value)
+        body = cls.answer().encode(cls.answer().empty if value is None else value)
         return frame(cls.key | RESPONSE, head + body)
 
 
@@ -125,7 +130,7 @@ class Response(Record):
         correlation_id = reader.u32()
         code = reader.u16() if command.coded else ResponseCode.OK
         refused = code != ResponseCode.OK and reader.at_end
-        value = command.answer.empty if refused else command.parse(reader)
+        value = command.answer().empty if refused else command.parse(reader)
         return cls(command, correlation_id, code, value)
 
 

@@ -10,10 +10,10 @@ Subclasses of :class:`Fields` only declare their fields.
 
 import struct
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import (
     Annotated,
     Any,
-    ClassVar,
     Generic,
     Self,
     TypeVar,
@@ -159,11 +159,10 @@ def optional(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
 class Fields(Record):
     """Base of records whose fields are encoded and decoded according to their types."""
 
-    codecs: ClassVar[tuple[tuple[str, Codec[Any]], ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.codecs = tuple((name, codec_of(kind)) for name, kind in cls.field_types.items())
+    @classmethod
+    @cache
+    def codecs(cls) -> tuple[tuple[str, Codec[Any]], ...]:
+        return tuple((name, codec_of(kind)) for name, kind in cls.field_types.items())
 
     def body(self) -> bytes:
         """Encode the fields.
@@ -172,13 +171,13 @@ class Fields(Record):
         :raises ArgumentOverflowError: a number does not fit into its field.
         """
         try:
-            return b''.join([codec.encode(getattr(self, name)) for name, codec in self.codecs])
+            return b''.join([codec.encode(getattr(self, name)) for name, codec in self.codecs()])
         except struct.error as ex:
             raise ArgumentOverflowError(f'{type(self).__name__}: {ex}') from None
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        return cls(*[codec.decode(reader) for _, codec in cls.codecs])
+        return cls(*[codec.decode(reader) for _, codec in cls.codecs()])
 
 
 # -- numbers

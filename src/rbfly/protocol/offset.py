@@ -10,6 +10,8 @@ from typing import ClassVar
 from ..error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
 from ..record import CheckedRecord
 
+OFFSET_MAX = 2**64 - 1
+
 
 class OffsetType(IntEnum):
     """Types of offsets; the protocol has all but `LAST_MESSAGES` and `REFERENCE`."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .offset import Offset, OffsetSource, OffsetType
+from .offset import OFFSET_MAX, Offset, OffsetSource, OffsetType
 
 if TYPE_CHECKING:
     from ._chunk import Chunk
     from ._cursor import MessageCursor
 
-OFFSET_MAX = 2**64 - 1
 BY_END = (OffsetType.NEXT, OffsetType.LAST, OffsetType.TIMESTAMP)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         PublisherBatchMem,
         PublisherBin,
         PublisherBinBatch,
-    )
+    )  # fmt: skip
     from .confirmation import Confirmation
     from .decorator import connection
     from .events import *  # noqa: F403
@@ -43,49 +43,15 @@ if TYPE_CHECKING:
     from .tracking import OffsetTracking
 
 __all__ = [
-    'AMQPAnnotations',
-    'AMQPAppProperties',
-    'AMQPBody',
-    'AMQPHeader',
-    'AMQPScalar',
-    'AuthMechanism',
-    'BasePublisher',
-    'BaseSubscription',
-    'BloomFilterExtract',
-    'Compression',
-    'Confirmation',
-    'Group',
-    'Message',
-    'MessageBatch',
-    'MessageCtx',
-    'MessageFilter',
-    'Offset',
-    'OffsetTracking',
-    'OffsetType',
-    'OnDecodeError',
-    'OnGap',
-    'Publisher',
-    'PublisherBatch',
-    'PublisherBatchFast',
-    'PublisherBatchLimit',
-    'PublisherBatchMem',
-    'PublisherBin',
-    'PublisherBinBatch',
-    'StreamStats',
-    'StreamsClient',
-    'Subscriber',
-    'Subscription',
-    'SuperStream',
-    'SuperStreamPublisher',
-    'SuperStreamSubscription',
-    'Symbol',
-    'by_hash',
-    'by_key',
-    'connection',
-    'get_message_ctx',
-    'stream_message_ctx',
-    'streams_client',
-]
+    'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar', 'AuthMechanism',
+    'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Compression', 'Confirmation',
+    'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset', 'OffsetTracking',
+    'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch', 'PublisherBatchFast',
+    'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch', 'StreamStats',
+    'StreamsClient', 'Subscriber', 'Subscription', 'SuperStream', 'SuperStreamPublisher',
+    'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key', 'connection', 'get_message_ctx',
+    'stream_message_ctx', 'streams_client',
+]  # fmt: skip
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
 if TYPE_CHECKING:

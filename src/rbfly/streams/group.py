@@ -34,8 +34,8 @@ from ..net.retry import backoff
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
 from ..protocol._identity import LastChunk
-from ..protocol.offset import Offset, OffsetSource, OffsetType
-from ..protocol.start import BY_END, OFFSET_MAX
+from ..protocol.offset import OFFSET_MAX, Offset, OffsetSource, OffsetType
+from ..protocol.start import BY_END
 from .counting import chunk_ids
 from .gaps import GapCheck
 from .handover import Group, Revocation

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, MutableSet
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from ..checks import check_folder, check_stream
 from ..error import ProtocolError, RbFlyError, StreamDoesNotExist
-from ..later import Later
 from ..net.cluster import Cluster
 from ..net.sharing import existing, is_super_stream, missing, partitions_of
 from ..protocol import commands
@@ -19,11 +18,6 @@ from .arguments import exists_differently, stream_arguments
 from .offsets import OffsetMethods
 from .repeating import repeated
 from .types import StreamStats
-
-if TYPE_CHECKING:
-    from . import publishing
-else:
-    publishing = Later('rbfly.streams.publishing')
 
 MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
 
@@ -154,5 +148,5 @@ class ManagementMethods:
 class ClientBase(ManagementMethods, OffsetMethods):
     """What a super stream uses of its client."""
 
-    _names: MutableMapping[tuple[str, str], publishing.PublisherSession]
-    _windows: MutableSet[publishing.PublisherSession]  # of the partitions of super streams
+    _names: MutableMapping[tuple[str, str], Any]  # sessions of publishers
+    _windows: MutableSet[Any]  # those of the partitions of super streams

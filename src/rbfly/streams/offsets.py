@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from ..amqp._message import last_offset
@@ -16,16 +16,20 @@ from ..error import (
     StreamDoesNotExist,
     about,
 )
+from ..later import Later
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.sharing import missing
 from ..protocol import commands
-from ..protocol._identity import LastChunk
 from ..protocol.const import Key, ResponseCode
-from ..protocol.offset import Offset, OffsetType
-from ..protocol.start import OFFSET_MAX
-from .counting import chunk_at, chunk_ids, last_messages
+from ..protocol.offset import OFFSET_MAX, Offset, OffsetType
 from .repeating import repeated
+
+if TYPE_CHECKING:
+    from ..protocol._identity import LastChunk
+    from . import counting
+else:
+    counting = Later('rbfly.streams.counting')
 
 
 class GroupMember(Protocol):
@@ -184,7 +188,7 @@ async def counted(cluster: Cluster, stream: str, offset: Offset) -> Offset:
     """Return an offset without a number of messages to count."""
     if offset.type == OffsetType.LAST_MESSAGES:
         assert isinstance(offset.value, int)
-        return await last_messages(cluster, stream, offset.value)
+        return await counting.last_messages(cluster, stream, offset.value)
     return offset
 
 
@@ -198,7 +202,7 @@ async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
     else:
         # The end comes first: a message that is published meanwhile is not skipped.
         end = await end_of_stream(cluster, stream)
-        chunk = await chunk_at(cluster, stream, offset)
+        chunk = await counting.chunk_at(cluster, stream, offset)
         found = end if chunk is None else chunk.offset
     assert isinstance(found, int)
     if offset.type == OffsetType.OFFSET:  # within a chunk, perhaps
@@ -232,7 +236,7 @@ async def check_chunk(cluster: Cluster, connection: Connection, stream: str, chu
 
     :raises StreamDoesNotExist: it has not: it was deleted and created again.
     """
-    _, committed = await chunk_ids(connection, stream)
+    _, committed = await counting.chunk_ids(connection, stream)
     if (
         committed is not None
         and committed < chunk_id
@@ -249,9 +253,9 @@ async def check_identity(cluster: Cluster, stream: str, known: LastChunk) -> Non
     """
     if known.id >= 0:
         connection, is_leader = await cluster.leader(stream)
-        first, _ = await chunk_ids(connection, stream)
+        first, _ = await counting.chunk_ids(connection, stream)
         if first is None or first <= known.id:
-            chunk = await chunk_at(cluster, stream, Offset.offset(known.id))
+            chunk = await counting.chunk_at(cluster, stream, Offset.offset(known.id))
             if chunk is None and not is_leader:
                 raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
             known.seek(first, None)
@@ -261,7 +265,7 @@ async def check_identity(cluster: Cluster, stream: str, known: LastChunk) -> Non
                     raise StreamConnectionError(f'the leader of stream {stream!r} is not ready')
                 raise StreamDoesNotExist(stream, 'was deleted and created again')
             return
-    chunk = await chunk_at(cluster, stream, Offset.LAST)
+    chunk = await counting.chunk_at(cluster, stream, Offset.LAST)
     if chunk is not None:
         known.note(chunk)
 
@@ -287,14 +291,14 @@ async def end_of_messages(cluster: Cluster, stream: str) -> int:
 
     The statistics of the stream do not help, because they also count stored offsets.
     """
-    chunk = await chunk_at(cluster, stream, Offset.LAST)
+    chunk = await counting.chunk_at(cluster, stream, Offset.LAST)
     return 0 if chunk is None else chunk.offset + chunk.records
 
 
 async def end_of_stream(cluster: Cluster, stream: str) -> int:
     """Return the offset after the last message or stored offset."""
     connection, _ = await cluster.leader(stream)
-    _, last = await chunk_ids(connection, stream)
+    _, last = await counting.chunk_ids(connection, stream)
     end = await end_of_messages(cluster, stream)
     return end if last is None else max(end, last + 1)  # a chunk of stored offsets takes up one
 

@@ -14,8 +14,7 @@ from ..net.sharing import named, partitions_of
 from ..protocol import commands
 from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
-from ..protocol.offset import Offset
-from ..protocol.start import OFFSET_MAX
+from ..protocol.offset import OFFSET_MAX, Offset
 from .arguments import stream_arguments
 from .handover import Group
 from .management import ClientBase
