@@ -1,6 +1,7 @@
 """Offsets that the program commits or keeps itself, positions, lag, and resolved offsets."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -331,7 +332,9 @@ async def test_async_function_returns_the_start(
     await publish(client, stream, *range(6))
     await client.write_offset(stream, 'reader', 3, wait=True)
     source, calls = returning(offset)
-    async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream, offset=source, timeout=HANG)
+    ) as messages:
         assert calls == []
         assert await anext(messages) == first
         assert await anext(messages) == first + 1
@@ -364,7 +367,9 @@ async def test_error_of_the_function_is_raised_to_the_reader(
 ) -> None:
     await publish(client, stream, *range(3))
     source, calls = returning(error, error, rbs.Offset.offset(1))
-    async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream, offset=source, timeout=HANG)
+    ) as messages:
         for _ in range(2):
             with pytest.raises(type(error)) as caught:
                 await anext(messages)
@@ -378,14 +383,18 @@ async def test_result_of_the_function_is_checked(
     client: rbs.StreamsClient, stream: str, found: Any
 ) -> None:
     source, _ = returning(found)
-    async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream, offset=source, timeout=HANG)
+    ) as messages:
         with pytest.raises(TypeError, match='the result of the offset function must be Offset'):
             await anext(messages)
 
 
 async def test_function_must_be_async(client: rbs.StreamsClient, stream: str) -> None:
     source: Any = lambda stream: rbs.Offset.FIRST  # noqa: E731
-    async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream, offset=source, timeout=HANG)
+    ) as messages:
         with pytest.raises(TypeError, match='is not async'):
             await anext(messages)
     with pytest.raises(
@@ -398,7 +407,9 @@ async def test_function_is_called_again_after_the_stream_did_not_exist(
     client: rbs.StreamsClient, stream_name: str
 ) -> None:
     source, calls = returning(rbs.Offset.offset(1), rbs.Offset.offset(1))
-    async with client.subscribe(stream_name, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream_name, offset=source, timeout=HANG)
+    ) as messages:
         with pytest.raises(rbs.StreamDoesNotExist):
             await anext(messages)
         await client.create_stream(stream_name)
