@@ -311,7 +311,7 @@ async def test_each_message_is_stored_once_and_in_order(
     wire = Wire(proxy)
     options = {
         'max_unconfirmed': rng.choice([5, 10, 1000]),
-        'sub_entry_size': rng.choice([0, 0, 5]),
+        'sub_entry_size': rng.choice([None, None, 5]),
     }
     async with (
         asyncio.timeout(HANG),
