@@ -163,6 +163,7 @@ class OffsetMethods:
             2**64 - 1, which counts as the offset before the first one.
         :param position: or the offset of the next message to read, for a program that keeps it
             itself: `next_offset` of its last message or batch; None if it has read no message.
+        :type position: int | None
         :raises ValueError: not exactly one of `reference` and `position` is given, or one of them
             is out of range.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says

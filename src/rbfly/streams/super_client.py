@@ -225,6 +225,7 @@ class SuperStream:
 
         :param position: offset of the next message to read, by partition; the result is None for a
             partition that is missing.  Names that are no partitions are ignored.
+        :type position: Mapping[str, int | None]
         """
         check_either(reference, position)
         if reference is not None:
