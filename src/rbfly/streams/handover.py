@@ -58,6 +58,16 @@ class Group(CheckedRecord):
     stranded_after: float | None = None
     on_revoke: OnRevoke | None = None
 
+    def __init__(
+        self,
+        name: str,
+        *,
+        handover_timeout: float = 30.0,
+        stranded_after: float | None = None,
+        on_revoke: OnRevoke | None = None,
+    ) -> None:
+        super().__init__(name, handover_timeout, stranded_after, on_revoke)
+
     def __post_init__(self) -> None:
         check_type('group', self.name, str)
         if not self.name:
