@@ -209,7 +209,7 @@ class Archivers:
         self.db = sqlite3.connect(path, timeout=HANG)
         self.workers: list[tuple[asyncio.subprocess.Process, contextlib.AsyncExitStack]] = []
 
-    def query(self, sql: str) -> list[tuple[int, ...]]:
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query; none while there is no table."""
         with contextlib.suppress(sqlite3.OperationalError):
             return self.db.execute(sql).fetchall()
@@ -240,9 +240,23 @@ class Archivers:
         await stack.aclose()
 
     async def freeze(self) -> None:
+        """Freeze a worker for a moment."""
         process, _ = self.rng.choice(self.workers)
         process.send_signal(signal.SIGSTOP)
-        await self.written(self.rng.randrange(2000))
+        await self.written(self.rng.randrange(1000))
+        process.send_signal(signal.SIGCONT)
+
+    async def replace(self) -> None:
+        """Freeze a worker until another one writes its orders."""
+        process, _ = self.rng.choice(self.workers)
+        process.send_signal(signal.SIGSTOP)
+        before = {*self.query('SELECT stream, next FROM positions')}
+        with contextlib.suppress(AssertionError):  # it may lock the database
+            await until(
+                lambda: not before & {*self.query('SELECT stream, next FROM positions')},
+                'rows of all partitions are written',
+                15,
+            )
         process.send_signal(signal.SIGCONT)
 
     async def close(self) -> None:
@@ -270,12 +284,14 @@ async def test_archiver(
             while len(work.workers) < rng.randrange(2, 5):
                 await work.start()
             await work.written(rng.randrange(1000))
-            match i if i < 3 else rng.randrange(3):  # each of them once
+            match i if i < 4 else rng.randrange(9):  # each of them at least once
                 case 0:
-                    await work.signal(signal.SIGKILL)
-                case 1:
+                    await work.replace()
+                case 1 | 4:
                     await work.freeze()
-                case 2:
+                case 2 | 5 | 6:
+                    await work.signal(signal.SIGKILL)
+                case _:
                     await work.signal(signal.SIGTERM)
         stop.set()
         count = await publishing
