@@ -76,12 +76,14 @@ lint: build  ## run ruff and cython-lint
 	@$(BIN)/ruff format --check .
 	@PATH=$(BIN):$$PATH cython-lint src fuzz
 
-types: build  ## run mypy --strict and pyright, and check the stubs against the compiled modules
+types: build  ## run mypy --strict and pyright, and check that all of the package is typed
 	@$(BIN)/mypy
 	@$(BIN)/python -m mypy.stubtest --ignore-missing-stub --ignore-disjoint-bases --allowlist tools/stubtest.txt $(STUBS)
 	@$(BIN)/python -m tests.examples $(EXAMPLES)
 	@$(BIN)/mypy --config-file= --cache-dir .mypy_cache/examples --strict $(EXAMPLES)
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --warnings
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 PATH=$(abspath $(BIN)):$$PATH \
+	    pyright --verifytypes rbfly --ignoreexternal > build/types.log || { cat build/types.log; exit 1; }
 
 sanitize:  ## test the codec and the protocol engine under ASan and UBSan (SANITIZE=tests: everything)
 	@$(MAKE) --no-print-directory build VARIANT=sanitize EXTRAS='uvloop compression perf service test'

@@ -259,7 +259,7 @@ class ProtocolError(RbFlyError):
         self.code = code
         message = f'{meaning_of(code)} (code 0x{code:02x})'
         super().__init__(f'{detail}: {message}' if detail else message)
-        self.retriable = code == ResponseCode.STREAM_NOT_AVAILABLE
+        self.retriable: bool = code == ResponseCode.STREAM_NOT_AVAILABLE
 
 
 class StreamDoesNotExist(ProtocolError):
@@ -268,7 +268,7 @@ class StreamDoesNotExist(ProtocolError):
     def __init__(self, stream: str = '', detail: str = '') -> None:
         name = f'stream {stream!r}' if stream else ''
         super().__init__(ResponseCode.STREAM_DOES_NOT_EXIST, f'{name} {detail}'.strip())
-        self.stream = stream or None
+        self.stream: str | None = stream or None
 
 
 class AuthenticationError(ProtocolError):
@@ -304,7 +304,7 @@ class PublishError(ProtocolError):
         text = f'message with publishing id {publish_id} was not stored'
         super().__init__(code, f'{text}; {detail}' if detail else text)
         self.publish_id = publish_id
-        self.errors = [PublishErrorInfo(publish_id, code)]
+        self.errors: list[PublishErrorInfo] = [PublishErrorInfo(publish_id, code)]
         self.total = 1
 
 

@@ -38,8 +38,8 @@ class Record(Base):
     __match_args__: ClassVar[tuple[str, ...]] = ()
     field_types: ClassVar[dict[str, Any]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]] = Described()  # type: ignore[assignment]
-    __dataclass_params__ = Described()
-    __signature__ = Described()
+    __dataclass_params__: ClassVar[Any] = Described()
+    __signature__: ClassVar[Any] = Described()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

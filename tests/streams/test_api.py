@@ -35,6 +35,11 @@ def test_exported_names_exist_once() -> None:
     assert [name for name in rbs.__all__ if not hasattr(rbs, name)] == []
 
 
+def test_dir_shows_public_names_only() -> None:
+    """Editors and shells complete from it."""
+    assert dir(rbs) == sorted(rbs.__all__)
+
+
 def test_annotations_can_be_evaluated() -> None:
     """Frameworks evaluate the annotations of public classes."""
     methods = [

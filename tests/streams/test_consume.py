@@ -913,8 +913,10 @@ def test_arguments_are_checked() -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost/')
     with pytest.raises(ValueError, match='on_decode_error'):
         client.subscribe('test', on_decode_error='ignore')  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match='commit'):
+    with pytest.raises(ValueError, match="commit must be 'auto', 'manual' or 'off'"):
         client.subscribe('test', commit='reader')  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match='commit'):
+        client.subscribe('test', commit=True)  # type: ignore[call-overload]
     for limit in (0, -1, 2**31):
         with pytest.raises(ValueError, match='max_messages'):
             client.subscribe('test').batches(limit)

@@ -163,7 +163,7 @@ async def test_other_messages_are_not_withdrawn(
     proxy: Proxy, client: rbs.StreamsClient, stream: str, how: str
 ) -> None:
     cls: type[Any] = rbs.PublisherBatchFast if how == 'batch' else rbs.Publisher
-    size = 5 if how == 'sub-entries' else 0
+    size = 5 if how == 'sub-entries' else None
     async with (
         through(proxy) as own,
         own.publisher(stream, cls=cls, sub_entry_size=size, amqp=False) as publisher,

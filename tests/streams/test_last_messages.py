@@ -82,7 +82,7 @@ async def test_random_streams(
         for _ in range(rng.choice([0, 0, 1, 5])):
             await client.write_offset(stream, 'reader', rng.randrange(100), wait=True)
         bodies = range(len(stored), len(stored) + rng.choice([1, 1, 2, 10, 50]))
-        await publish(client, stream, *bodies, sub_entry_size=rng.choice([0, 0, 1, 7]))
+        await publish(client, stream, *bodies, sub_entry_size=rng.choice([1, 1, 1, 7]))
         stored += bodies
     for count in (*range(1, 5), len(stored), *rng.sample(range(len(stored)), 5)):
         expected = tail(stored, count)

@@ -41,7 +41,7 @@ def key(message: Any) -> str:
 
 
 def by_name(message: Any, partitions: Any) -> str:
-    return next(name for name in partitions if name.endswith(key(message)))
+    return str(next(name for name in partitions if name.endswith(key(message))))
 
 
 @pytest_asyncio.fixture

@@ -147,7 +147,7 @@ class Caller:
             cls=source.choice([rbs.Publisher, rbs.PublisherBatchFast, rbs.PublisherBatchLimit]),
             name=self.name if self.chance(0.3) else None,
             max_unconfirmed=window,
-            sub_entry_size=source.choice([0, 0, 1, window]),
+            sub_entry_size=source.choice([None, None, 1, window]),
         )
         publisher: Any = await context.__aenter__()
         single = type(publisher) is rbs.Publisher

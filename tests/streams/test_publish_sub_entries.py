@@ -160,6 +160,7 @@ async def test_sub_entries_are_deduplicated_as_a_whole(
     ('arguments', 'error'),
     [
         ({'sub_entry_size': -1}, ValueError),
+        ({'sub_entry_size': 0}, ValueError),
         ({'sub_entry_size': 65536, 'max_unconfirmed': 100_000}, ValueError),
         ({'sub_entry_size': 2.5}, TypeError),
         ({'sub_entry_size': 11, 'max_unconfirmed': 10}, ValueError),

@@ -28,25 +28,34 @@ from rbfly.error import (
 
 cdef extern from *:
     """
-    /* Message(body): skip the cost of parsing keywords if there are none. */
+    /* Message(body) and Message(body, publish_id=id): skip the cost of parsing keywords. */
     static PyObject *(*rbfly_plain_message)(PyObject *);
-    static PyObject *rbfly_full_message;
+    static PyObject *(*rbfly_numbered_message)(PyObject *, PyObject *);
+    static PyObject *rbfly_full_message, *rbfly_publish_id;
 
     static PyObject *rbfly_new_message(
             PyObject *type, PyObject *const *args, size_t n, PyObject *names) {
         (void)type;
-        if (PyVectorcall_NARGS(n) == 1 && names == NULL) return rbfly_plain_message(args[0]);
+        if (PyVectorcall_NARGS(n) == 1) {
+            if (names == NULL) return rbfly_plain_message(args[0]);
+            if (PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == rbfly_publish_id)
+                return rbfly_numbered_message(args[0], args[1]);
+        }
         return PyObject_Vectorcall(rbfly_full_message, args, n, names);
     }
     static void rbfly_set_constructor(
-            PyObject *type, PyObject *(*plain)(PyObject *), PyObject *full) {
+            PyObject *type, PyObject *(*plain)(PyObject *),
+            PyObject *(*numbered)(PyObject *, PyObject *), PyObject *full) {
         rbfly_plain_message = plain;
+        rbfly_numbered_message = numbered;
+        rbfly_publish_id = PyUnicode_InternFromString("publish_id");
         Py_INCREF(full);
         rbfly_full_message = full;
         ((PyTypeObject *)type)->tp_vectorcall = rbfly_new_message;
     }
     """
-    void rbfly_set_constructor(object type, object (*plain)(object), object full)
+    void rbfly_set_constructor(
+        object type, object (*plain)(object), object (*numbered)(object, object), object full)
 
 cdef extern from *:
     """
@@ -490,6 +499,13 @@ cdef object plain_message(object body):
     return ctx
 
 
+cdef object numbered_message(object body, object publish_id):
+    cdef Message ctx = <Message> plain_message(body)
+    if publish_id is not None:
+        set_publish_id(ctx, publish_id, 'publish_id')
+    return ctx
+
+
 cdef uint64_t check_u64(object value, str name) except? 0:
     if not isinstance(value, int) and hasattr(value, '__index__'):
         value = operator.index(value)
@@ -539,7 +555,7 @@ def message(
     return made
 
 
-rbfly_set_constructor(Message, plain_message, message)
+rbfly_set_constructor(Message, plain_message, numbered_message, message)
 
 # The names in RbFly 0.10.
 MessageCtx = stream_message_ctx = Message

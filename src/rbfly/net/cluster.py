@@ -77,16 +77,18 @@ class Cluster:
         self._timer: asyncio.TimerHandle | None = None
         self._unused: dict[Connection, int] = {}  # number of requests sent when last checked
         self._sweepings: dict[Connection, asyncio.Task[None]] = {}  # that were unused
-        self.generation = 0
-        self.closing = CloseTimeout(settings.close_timeout)
+        self.generation: int = 0
+        self.closing: CloseTimeout = CloseTimeout(settings.close_timeout)
         limit = settings.close_timeout
-        self.idle_closing = CloseTimeout(IDLE_CLOSE if limit is None else min(IDLE_CLOSE, limit))
+        self.idle_closing: CloseTimeout = CloseTimeout(
+            IDLE_CLOSE if limit is None else min(IDLE_CLOSE, limit)
+        )
         self._ended: asyncio.Event | None = None  # while closing; set when closing has ended
         self.registrations: dict[Attached, None] = {}
-        self.observers = Observers()
-        self.counters = Counters()
-        self.refusal = Refusal()
-        self.busy_poll = poll_limit(settings.busy_poll or 0.0, settings.log_prefix)
+        self.observers: Observers = Observers()
+        self.counters: Counters = Counters()
+        self.refusal: Refusal = Refusal()
+        self.busy_poll: float = poll_limit(settings.busy_poll or 0.0, settings.log_prefix)
 
     def __del__(self) -> None:
         left = [item for group in self._connections.values() for item in group if item.is_open]

@@ -36,7 +36,7 @@ from .waiting import fail, outcome, settled
 
 T = TypeVar('T')
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 HANDSHAKE_CAP = 2**16  # bytes; the longest frame accepted during the handshake
 WRITE_HIGH = 2**20  # bytes buffered by the transport above which writing pauses
@@ -99,16 +99,16 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._log_prefix = log_prefix
         self.address = address
         self.request_timeout = request_timeout
-        self.frame_max = 0
-        self.heartbeat = 0
+        self.frame_max: int = 0
+        self.heartbeat: int = 0
         self.server_properties: dict[str, str] = {}
         self.advertised: Broker | None = None
-        self.knows_optional = False
+        self.knows_optional: bool = False
         self.commands: Collection[int] = ()
         self.error: StreamConnectionError | None = None
-        self.paused = False
-        self.publisher_ids = set(range(IDS))
-        self.subscription_ids = set(range(IDS))
+        self.paused: bool = False
+        self.publisher_ids: set[int] = set(range(IDS))
+        self.subscription_ids: set[int] = set(range(IDS))
         self.registrations: dict[Attached, None] = {}
         self.members: dict[int, Callable[[int, bool], None]] = {}
         self._loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ from ..error import ConnectTimeout, StreamDoesNotExist, counted
 from .observer import Life, Observer, Role, State, call_each
 from .registration import Registration
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 COLLECT = 0.05  # seconds from a loss until its line, which includes the losses in that time
 COLLECT_BACK = 1.0  # the same for registrations that are back, while others are not
@@ -39,7 +39,8 @@ class Pace:
 
     def restart(self) -> None:
         """Begin with the shortest interval."""
-        self.next, self._interval = -inf, self._first
+        self.next: float = -inf
+        self._interval = self._first
 
     def advance(self, now: float) -> None:
         """Note that a line is logged."""
@@ -65,14 +66,17 @@ class Outage:
 
     def __init__(self, registration: Registration) -> None:
         owner = registration.owner
-        self.publishes = owner.role is Role.PUBLISH
+        self.publishes: bool = owner.role is Role.PUBLISH
         kind = 'publisher' if self.publishes else 'subscription'
         name = getattr(owner, 'name', '')  # of a publisher
-        self.who = f'{kind} {name!r} of {owner.stream!r}' if name else f'{kind} of {owner.stream!r}'
-        self.resent = -owner.resent
+        self.who: str = (
+            f'{kind} {name!r} of {owner.stream!r}' if name else f'{kind} of {owner.stream!r}'
+        )
+        self.resent: int = -owner.resent
         self.opening = False
         self.losses = 0
-        self.began = self.seconds = 0.0
+        self.began: float = 0.0
+        self.seconds: float = 0.0
         self.reason = self.node = ''
 
 

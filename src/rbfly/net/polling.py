@@ -14,7 +14,7 @@ from math import inf
 from time import perf_counter
 from weakref import WeakValueDictionary
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SCORE = 4  # how many more polls may miss than hit before polling rests
 TRIES = 2  # the same after a rest: the first poll also waits for processors that had halted
@@ -87,7 +87,7 @@ class BusyPoll:
     ) -> None:
         self._limit = limit
         self._clock = clock
-        self.until = NEVER
+        self.until: float = NEVER
         self._poller = _pollers.get(loop) or _pollers.setdefault(loop, Poller(loop, clock))
         self._added = False  # to the poller
         self._score = SCORE

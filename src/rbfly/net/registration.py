@@ -34,7 +34,7 @@ from .retry import Backoff, can_retry, ignore, is_cut
 
 T = TypeVar('T', State, Life)
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 STABLE = 5.0  # seconds; a declaration that is lost sooner, without progress, is the same outage
 
@@ -114,14 +114,14 @@ class Registration:
     def __init__(self, cluster: Cluster, owner: Owner) -> None:
         self.cluster = cluster
         self.connection: Connection | None = None
-        self.id = -1
-        self.declared = False
+        self.id: int = -1
+        self.declared: bool = False
         self.patient = False
-        self.state = State.IDLE
-        self.life = Life.ACTIVE
-        self.retry_at = 0.0
-        self.generation = 0
-        self.moved = False
+        self.state: State = State.IDLE
+        self.life: Life = Life.ACTIVE
+        self.retry_at: float = 0.0
+        self.generation: int = 0
+        self.moved: bool = False
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
         self._outage: Backoff | None = None  # of the first open, or of an outage

@@ -24,11 +24,11 @@ class Requests:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.sent = 0
+        self.sent: int = 0
         self._loop = loop
         self._pending: dict[int, asyncio.Future[bytes]] = {}
         self._on_response: dict[int, Callable[[], object]] = {}
-        self.last_response = (0, 0.0)
+        self.last_response: tuple[int, float] = (0, 0.0)
 
     def __len__(self) -> int:
         return len(self._pending)

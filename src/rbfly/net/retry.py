@@ -86,7 +86,7 @@ class Progress:
 
     def __init__(self, where: str = '', timeout: type[RbFlyError] = ConnectTimeout) -> None:
         self.where = where
-        self.step = ''
+        self.step: str = ''
         self.error: RbFlyError | None = None
         self.timeout = timeout
 
@@ -104,7 +104,7 @@ class Refusal:
 
     def __init__(self) -> None:
         self.error: ProtocolError | None = None
-        self.step = ''
+        self.step: str = ''
 
     def set(self, error: ProtocolError, step: str) -> None:
         """Keep a copy of the error."""
@@ -135,8 +135,8 @@ class Deadline:
         self.limit = limit
         self.generation = generation
         self._refusal = refusal
-        self.progress = Progress(where)
-        self.when = inf if limit is None else asyncio.get_running_loop().time() + limit
+        self.progress: Progress = Progress(where)
+        self.when: float = inf if limit is None else asyncio.get_running_loop().time() + limit
         self.on_wait: Callable[[RbFlyError | None, float], None] = ignore
         self._last_try = False
         self._scope: asyncio.Timeout | None = None
@@ -194,9 +194,9 @@ class Backoff:
     """
 
     def __init__(self, *deadlines: Deadline) -> None:
-        self.deadlines = [*deadlines]
+        self.deadlines: list[Deadline] = [*deadlines]
         self.error: RbFlyError | None = None
-        self.retry_at = 0.0
+        self.retry_at: float = 0.0
         self._delays = backoff()
         self._next: asyncio.Future[None] | None = None  # done when the next try is due
 

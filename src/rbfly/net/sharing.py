@@ -34,7 +34,7 @@ class SharedConnect:
         self._linger = linger
         self._progress = Progress()
         self._backoff = Backoff()
-        self.task = asyncio.Task(  # never eager: no task waits yet
+        self.task: asyncio.Task[Connection] = asyncio.Task(  # never eager: no task waits yet
             run(connect, self._progress, self._backoff), loop=asyncio.get_running_loop()
         )
 

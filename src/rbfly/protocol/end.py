@@ -25,7 +25,7 @@ class End:
     def __init__(self, until: Literal['now'] | Offset) -> None:
         self._offset = OFFSET_MAX  # of the first message that is not delivered
         self._time: float | None = None  # milliseconds; of the first chunk that is not delivered
-        self.is_now = True
+        self.is_now: bool = True
         if isinstance(until, Offset):
             value = until.value
             if isinstance(value, int) and until.type == OffsetType.OFFSET:
@@ -36,7 +36,7 @@ class End:
 
     def start_over(self) -> None:
         """The stream was deleted: a new one has an end of its own."""
-        self.last = None if self.is_now else self._offset - 1
+        self.last: int | None = None if self.is_now else self._offset - 1
 
     def stop(self, chunk: Chunk) -> int:
         """Return the offset from which on a chunk's messages are not delivered."""

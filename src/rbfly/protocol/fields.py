@@ -56,7 +56,7 @@ class Reader:
 
     def __init__(self, data: bytes, strict: bool = False) -> None:
         self.data = data
-        self.at = 0
+        self.at: int = 0
         self.strict = strict
 
     def take(self, n: int) -> bytes:
@@ -248,7 +248,7 @@ SHORT = Codec[bytes](
 Rest = Annotated[bytes, Codec[bytes](bytes, lambda reader: reader.take(reader.left), 0, b'')]
 
 MAP = codec_of(dict[String, String])
-string_map = MAP.encode
+string_map: Callable[[Mapping[str, str]], bytes] = MAP.encode
 LastMap = Annotated[Mapping[str, str], optional(MAP, dict)]
 # As RabbitMQ encodes it; the protocol's specification says 4 bytes for the length.
 Challenge = Annotated[bytes | None, optional(SHORT, lambda: None)]

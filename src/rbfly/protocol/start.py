@@ -40,11 +40,11 @@ class Start:
         self._restart(offset)
 
     def _restart(self, offset: Offset | OffsetSource) -> None:
-        self.offset = offset if isinstance(offset, Offset) else Offset.NEXT
+        self.offset: Offset = offset if isinstance(offset, Offset) else Offset.NEXT
         self.source = None if isinstance(offset, Offset) else offset
         self._dropped = 0  # messages to skip at the offset
         self._end: int | None = None  # last chunk at the first attempt; -1: none, None: unknown
-        self.is_probe = False
+        self.is_probe: bool = False
         self._last: int | None = None  # last chunk of messages up to the end
         self._back = -1  # how far before the end to look for it; -1: at LAST
         self._is_reached = False  # the time, by the newest chunk

@@ -80,3 +80,8 @@ __all__ = [
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
 __all__ += _events.__all__
+
+
+def __dir__() -> list[str]:
+    """Return the public names, which editors and shells complete."""
+    return __all__

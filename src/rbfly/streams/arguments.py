@@ -186,17 +186,19 @@ def check_publisher(info: PublisherInfo) -> PublisherInfo:
     check_type('name', info.name, str)
     commands.reference(info.name, 'publisher name')
     check_integer('max_unconfirmed', info.max_unconfirmed, 1, 2**31 - 1)
-    check_integer('sub_entry_size', info.sub_entry_size, 0, SUB_ENTRY_MAX)
+    size = info.sub_entry_size
+    if size is not None:
+        check_integer('sub_entry_size', size, 1, SUB_ENTRY_MAX)
+        if size > info.max_unconfirmed:
+            raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
     compressor(info.compression)  # raises CompressionError if its library is missing
     if info.filter_extract is not None and not callable(info.filter_extract):
         raise ArgumentTypeError('filter_extract must be callable')
-    if info.sub_entry_size > info.max_unconfirmed:
-        raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
-    if info.sub_entry_size and info.filter_extract is not None:
+    if size is not None and info.filter_extract is not None:
         raise ArgumentError(
             'messages in sub-entries cannot have filter values:'
             ' use either sub_entry_size or filter_extract'
         )
-    if info.compression is not Compression.NONE and not info.sub_entry_size:
+    if info.compression is not Compression.NONE and size is None:
         raise ArgumentError('compression requires sub_entry_size: only sub-entries are compressed')
     return info

@@ -249,7 +249,7 @@ class StreamsClient(ClientBase):
         cls: type[P] = Publisher,  # type: ignore[assignment]  # the default of P
         amqp: bool = True,
         max_unconfirmed: int = 10_000,
-        sub_entry_size: int = 0,
+        sub_entry_size: int | None = None,
         compression: Compression | str | None = None,
         wait: bool = True,
     ) -> OpenPublisher[P]:
@@ -271,7 +271,7 @@ class StreamsClient(ClientBase):
         :param cls: :class:`Publisher` or a subclass of it.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
         :param max_unconfirmed: maximum number of messages in flight.
-        :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; 0 for no
+        :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; None for no
             sub-entries.  Messages sent in one turn of the event loop share sub-entries.  The broker
             has much less work with them: a sub-entry has one publishing id and one confirm.
         :param compression: compression of sub-entries: `none`, `gzip`, `snappy`, `lz4` or `zstd`;

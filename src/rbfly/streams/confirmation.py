@@ -35,7 +35,7 @@ class Confirmation(asyncio.Future[None]):
     """
 
     publish_id: int
-    seen = False
+    seen: bool = False
     failure: Exception | None = None
 
     def __init__(
@@ -87,7 +87,7 @@ class JoinedConfirmation(Confirmation):
         asyncio.Future.__init__(self, loop=parts[0].get_loop())
         self._failures = failures
         self._number = 0
-        self.publish_id = parts[0].publish_id
+        self.publish_id: int = parts[0].publish_id
         self._parts = parts
         self._left = len(parts)
         for part in parts:
@@ -118,8 +118,8 @@ class Failures:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.pid = os.getpid()
+        self.count: int = 0
+        self.pid: int = os.getpid()
         self._errors: dict[int, Exception] = {}  # by number
         self._newest: Exception | None = None  # of the failures that are only counted
         self._number = 0

@@ -96,7 +96,7 @@ class SubscriptionSession(Owner):
         decoder = Decoder(settings.amqp, settings.on_decode_error)
         self.stream = stream
         self._released = False
-        self.cursor = MessageCursor(
+        self.cursor: MessageCursor = MessageCursor(
             self,
             decoder,
             settings.filter,
@@ -106,7 +106,7 @@ class SubscriptionSession(Owner):
             stream,
         )
         self.cursor.queue.limit = 2 * credit  # RabbitMQ never exceeds the credit itself
-        self.registration = Registration(cluster, self)
+        self.registration: Registration = Registration(cluster, self)
         self._cluster = cluster
         self._waiter = waiter
         self._properties = {} if settings.filter is None else settings.filter.properties()
@@ -142,7 +142,7 @@ class SubscriptionSession(Owner):
             self._member = Member(
                 group, settings.super_stream, cluster, self, offset, self._gaps, self._tracker
             )
-        self.commits = Commits(
+        self.commits: Commits = Commits(
             cluster, self.registration, self.cursor, stream, tracking, self._member
         )
         waiter.add(self)

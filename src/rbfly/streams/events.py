@@ -213,7 +213,7 @@ class EventQueue(Observer):
         self._dropped = 0
         self._attempts: dict[object, int] = {}  # by registration that is not open
         self._waiting = WaitingTasks()
-        self.ended = False
+        self.ended: bool = False
 
     def take(self) -> Event | None:
         """Return the oldest event; None if there is none."""

@@ -10,7 +10,7 @@ from ..protocol._cursor import MessageCursor
 from ..protocol.start import Start
 from .types import OnGap
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class GapCheck:

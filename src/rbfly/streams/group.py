@@ -51,7 +51,7 @@ from .stranded import StrandedCheck
 from .tracking import Tracker
 from .waiting import WaitingTasks
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 STORE_TIMEOUT = 4.0  # seconds to store an offset after a handover; as many to start again
 
@@ -124,9 +124,9 @@ class Member:
         tracker: Tracker | None,
     ) -> None:
         self.group = group
-        self.activity = Activity.STANDBY
-        self.term = 0
-        self.properties = {'single-active-consumer': 'true', 'name': group.name}
+        self.activity: Activity = Activity.STANDBY
+        self.term: int = 0
+        self.properties: dict[str, str] = {'single-active-consumer': 'true', 'name': group.name}
         if super_stream is not None:
             self.properties['super-stream'] = super_stream
         self._cluster = cluster

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from .._turn import Turn
 from ..checks import check_type
 from ..error import (
     ArgumentError,
@@ -34,7 +35,7 @@ from .reading import MessageWaiter, Source
 from .tracking import OffsetTracking, manual_tracking
 from .waiting import WaitingTasks
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Offsets = Offset | OffsetSource | Mapping[str, Offset]
 """Where a subscription of a super stream starts: in each partition, or by partition."""
@@ -54,8 +55,8 @@ class Partition:
     def __init__(self, merged: MergedSession, name: str) -> None:
         self.merged: MergedSession | None = merged
         self.name = name
-        self.turn = merged.waiter.turn
-        self.ended = False
+        self.turn: Turn = merged.waiter.turn
+        self.ended: bool = False
         self.missing: StreamDoesNotExist | None = None
 
     def add(self, source: Source) -> None:
@@ -109,7 +110,7 @@ class MergedSession:
     ) -> None:
         self.stream = stream
         self.waiter = waiter
-        self.turns = Turns(MessageCursor(None, Decoder(), turn=waiter.turn))
+        self.turns: Turns = Turns(MessageCursor(None, Decoder(), turn=waiter.turn))
         self.partitions: dict[str, Partition] = {}
         self.sessions: dict[str, SubscriptionSession] = {}
         self._by_cursor: dict[MessageCursor, Partition] = {}

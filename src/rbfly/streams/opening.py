@@ -36,7 +36,7 @@ def publisher_info(
     cls: object,
     amqp: bool,
     max_unconfirmed: int,
-    sub_entry_size: int,
+    sub_entry_size: int | None,
     compression: Compression | str | None,
     wait: bool,
 ) -> PublisherInfo:
@@ -184,6 +184,8 @@ class OpenPublisher(Opener[P]):
 
     :param cls: class of the publisher.
     """
+
+    cls: type[Any]
 
     def __init__(self, *args: Any) -> None:
         *common, self.cls = args

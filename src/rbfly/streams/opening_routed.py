@@ -56,7 +56,9 @@ class OpenSuperStream(Opener[SuperStreamPublisher]):
         finally:
             self.cluster.observers.remove(declared)
         self.windows |= set(sessions)
-        limit = max(1, info.sub_entry_size, min(share_windows(self.windows), info.max_unconfirmed))
+        limit = max(
+            info.sub_entry_size or 1, min(share_windows(self.windows), info.max_unconfirmed)
+        )
         publishers = []
         for session in sessions:
             part = replace(info, stream=session.stream, max_unconfirmed=limit)

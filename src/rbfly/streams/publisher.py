@@ -51,8 +51,8 @@ class Publisher(PublisherBase, BasePublisher):
     def __init__(
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
-        self.name = info.name
-        self.stream = info.stream
+        self.name: str = info.name
+        self.stream: str = info.stream
         self._client = client  # keeps the client alive
         sub_entry = None
         if info.sub_entry_size:

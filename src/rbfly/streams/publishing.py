@@ -22,6 +22,7 @@ from ..net.connection import Connection, disconnected
 from ..net.observer import Life, Role
 from ..net.polling import BusyPoll
 from ..net.registration import Owner, Registration
+from ..net.waiting import CloseTimeout
 from ..protocol import commands
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
@@ -58,19 +59,21 @@ class PublisherSession(Owner):
     def __init__(self, cluster: Cluster, stream: str, name: str) -> None:
         self.stream = stream
         self.name = name
-        self.last_id = 0
-        self.undeclared = False
-        self.abandoned = False
-        self.registration = Registration(cluster, self)
+        self.last_id: int = 0
+        self.undeclared: bool = False
+        self.abandoned: bool = False
+        self.registration: Registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = []
-        self.sequence = SequenceCheck(self.registration, stream, name) if name else None
-        self.closing = cluster.closing
+        self.sequence: SequenceCheck | None = (
+            SequenceCheck(self.registration, stream, name) if name else None
+        )
+        self.closing: CloseTimeout = cluster.closing
         self._cluster = cluster
         self._core: PublisherCore | None = None
         self._opened = False
         self._generation = cluster.generation
-        self.limit = 0  # set by `bind`
+        self.limit: int = 0  # set by `bind`
         self._idle = WaitingTasks()  # while closing it, until no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress

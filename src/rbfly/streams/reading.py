@@ -98,8 +98,8 @@ class MessageWaiter:
 
     def __init__(self, check_loop: Callable[[], None], timeout: float | None) -> None:
         self.check_loop = check_loop
-        self.turn = Turn(TURN)
-        self.ended = False
+        self.turn: Turn = Turn(TURN)
+        self.ended: bool = False
         self.timeout = timeout
         self._sources: tuple[Source, ...] = ()
         self._future: asyncio.Future[None] | None = None

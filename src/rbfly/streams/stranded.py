@@ -15,7 +15,7 @@ from ..net.handshake import broker_version
 from ..net.registration import Registration
 from .offsets import end_of_messages, next_offset, stored_offset
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PAUSE = 600.0  # seconds between two attempts of one member
 POLLS = 4  # in the time after which a group counts as stranded

@@ -49,7 +49,7 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         offset: object,
     ) -> None:
         super().__init__(session.cursor, waiter, session.turns)
-        self.stream = session.stream
+        self.stream: str = session.stream
         self._offset = offset
         self._session = session
         self._waiter = waiter

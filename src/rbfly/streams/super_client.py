@@ -276,7 +276,7 @@ class SuperStream:
         filter_extract: BloomFilterExtract | None = None,
         amqp: bool = True,
         max_unconfirmed: int = 10_000,
-        sub_entry_size: int = 0,
+        sub_entry_size: int | None = None,
         compression: Compression | str | None = None,
         wait: bool = True,
     ) -> OpenSuperStream:

@@ -111,8 +111,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         publishers: Sequence[Publisher],
         windows: MutableSet[PublisherSession],
     ) -> None:
-        self.name = info.name
-        self.stream = info.stream
+        self.name: str = info.name
+        self.stream: str = info.stream
         self.partitions = names
         for item in publishers[1:]:
             item._core.wake_with(publishers[0]._core)

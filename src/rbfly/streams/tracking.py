@@ -26,7 +26,7 @@ from ..protocol._cursor import MessageCursor
 from ..record import CheckedRecord
 from .offsets import check_chunk, check_stored
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 Commit = Literal['auto', 'manual', 'off']
@@ -100,7 +100,7 @@ class Tracker:
     ) -> None:
         assert tracking.reference is not None
         self.tracking = tracking
-        self.reference = tracking.reference
+        self.reference: str = tracking.reference
         self.stream = stream
         self._write = write
         self._cursor = cursor

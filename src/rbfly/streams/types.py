@@ -84,7 +84,7 @@ class PublisherInfo(Record):
     filter_extract: BloomFilterExtract | None = None
     amqp: bool = True
     max_unconfirmed: int = 10_000
-    sub_entry_size: int = 0
+    sub_entry_size: int | None = None
     compression: Compression = Compression.NONE
 
 

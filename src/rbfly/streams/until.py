@@ -39,7 +39,7 @@ class Until:
         cursor: MessageCursor,
         on_end: Callable[[], None],
     ) -> None:
-        self.is_complete = False
+        self.is_complete: bool = False
         self._cluster = cluster
         self._registration = registration
         self._start = start

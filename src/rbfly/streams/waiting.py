@@ -109,8 +109,8 @@ class WindowSemaphore(SemaphoreState):
     __slots__ = ('_granted', 'has_capacity')
 
     def __init__(self, has_capacity: Callable[[int], bool]) -> None:
-        self.reserved = 0
-        self.has_capacity = has_capacity
+        self.reserved: int = 0
+        self.has_capacity: Callable[[int], bool] = has_capacity
         self.waiting: OrderedDict[ConfirmFuture, tuple[int, int]] = OrderedDict()
         self._granted: dict[ConfirmFuture, None] = {}
 

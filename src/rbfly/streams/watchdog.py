@@ -14,7 +14,7 @@ from ..protocol._cursor import MessageCursor
 from .offsets import end_of_messages
 from .reading import Waiter
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SILENCE = 30.0  # seconds without a chunk until the first poll; doubled after each poll
 SILENCE_LAST = 3600.0

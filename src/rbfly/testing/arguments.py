@@ -11,7 +11,14 @@ K = TypeVar('K')
 V = TypeVar('V')
 
 SECONDS = {'Y': 31_536_000, 'M': 2_592_000, 'D': 86_400, 'h': 3600, 'm': 60, 's': 1}
-LOCATORS = {None, 'client-local', 'balanced', 'random', 'least-leaders', 'min-masters'}
+LOCATORS: set[str | None] = {
+    None,
+    'client-local',
+    'balanced',
+    'random',
+    'least-leaders',
+    'min-masters',
+}
 SEGMENT_MAX = 3_000_000_000
 FILTER_SIZE = 16  # bytes
 

@@ -13,23 +13,25 @@ class Faults:
     """The faults, all off by default."""
 
     def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
+        self.random: Random = Random(seed)
         self.heal()
 
     def heal(self) -> None:
         """End all faults; the random choices continue."""
         self.refusing = False  # close new connections at once
         self.stalled = False  # neither read nor write
-        self.delay = 0.0  # seconds before data is sent
+        self.delay: float = 0.0  # seconds before data is sent
         self.piece_max = 0  # maximum number of bytes to send at once; 0 for no limit
         self.silent = False  # deliver no chunks
         self.authentication = 0  # response code that refuses authentication; 0 for none
         self.withholding = False  # keep confirms back
         self.shuffling = False  # confirm in random order
-        self.lost = 0  # number of messages to store and never confirm
+        self.lost: int = 0  # number of messages to store and never confirm
         self.errors: deque[int] = deque()  # response codes that refuse the next messages
-        self.damaged = 0  # number of chunks to deliver with a wrong CRC
-        self.corrupted = 0  # number of chunks to deliver with an entry that extends past the end
+        self.damaged: int = 0  # number of chunks to deliver with a wrong CRC
+        self.corrupted: int = (
+            0  # number of chunks to deliver with an entry that extends past the end
+        )
         self.bytes_left: int | None = None  # bytes before all connections are cut; None for no cut
 
     @property

@@ -19,7 +19,7 @@ T = TypeVar('T')
 
 ENTRY, SIZE = struct.Struct('>QI'), struct.Struct('>I')
 # Number of reads (two for a string) of the first fields; other frames have only such fields.
-HEADS = {
+HEADS: dict[int, int] = {
     Key.PUBLISH: 2,
     Key.PUBLISH_CONFIRM: 2,
     Key.PUBLISH_ERROR: 2,

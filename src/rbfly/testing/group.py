@@ -86,7 +86,7 @@ class Group:
     ) -> None:
         self.partition = partition
         self.members: list[Member] = []
-        self.stranded = False
+        self.stranded: bool = False
         self._groups = groups
         self._key = key
         # It activates a partition's member only in an empty group or instead of the active one, and

@@ -13,7 +13,7 @@ from .cluster import Cluster
 from .group import Member
 from .node import Node
 from .session import HANDSHAKE, Session
-from .stream import Entries, Publisher, Subscription
+from .stream import Entries, Publisher, Stream, Subscription
 
 PROPERTIES = {
     'product': 'RabbitMQ',
@@ -27,6 +27,17 @@ EXTERNAL = 'EXTERNAL'  # with TLS only
 
 class Connection(Session):
     """A session that answers each command in `do_` and the name of its key."""
+
+    handlers: Mapping[int, Callable[[Any, Any], Any]]
+    after_response: Callable[[], object] | None
+    limit: int
+    mechanism: str
+    name: str
+    state: str
+    streams: dict[str, Stream]
+    tune: Tune
+    user: str
+    vhost: str
 
     def __init__(self, cluster: Cluster, node: Node) -> None:
         super().__init__(cluster, node)

@@ -27,7 +27,7 @@ HANDSHAKE = {Key.PEER_PROPERTIES, Key.SASL_HANDSHAKE, Key.TUNE, Key.OPEN}  # bef
 ALWAYS = {Key.SASL_AUTHENTICATE, Key.HEARTBEAT}  # in every state
 # Each state of the handshake, with the states in which a read may end; any other state closes the
 # connection.
-STATES = {
+STATES: dict[str, tuple[str, ...]] = {
     'connected': ('connected', 'properties'),
     'properties': ('properties', 'authenticating'),
     'authenticating': ('authenticating', 'authenticated'),
@@ -43,18 +43,19 @@ class Session(Wire):
         super().__init__(cluster.faults, cluster.cut)
         self.cluster = cluster
         self.node = node
-        self.number = next(node.numbers)
-        self.state = 'connected'  # a step of the handshake, then 'open', then perhaps 'closing'
-        self.limit = FRAME_MAX_BEFORE_OPEN
-        self.user = ''
-        self.mechanism = ''
-        self.name = ''  # that the client gave the connection
-        self.vhost = ''
+        self.number: int = next(node.numbers)
+        # A step of the handshake, then 'open', then perhaps 'closing'.
+        self.state: str = 'connected'
+        self.limit: int = FRAME_MAX_BEFORE_OPEN
+        self.user: str = ''
+        self.mechanism: str = ''
+        self.name: str = ''  # that the client gave the connection
+        self.vhost: str = ''
         self.streams: dict[str, Stream] = {}
-        self.tune = Tune(cluster.frame_max, cluster.heartbeat)
+        self.tune: Tune = Tune(cluster.frame_max, cluster.heartbeat)
         self.publishers: dict[int, Publisher] = {}
         self.subscriptions: dict[int, Subscription] = {}
-        self.updates = Updates(self, cluster.consumer_update_timeout)
+        self.updates: Updates = Updates(self, cluster.consumer_update_timeout)
         self.after_response: Callable[[], object] | None = None  # set by a handler
         self._last_state = self.state  # after the last read
 

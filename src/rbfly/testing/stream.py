@@ -29,7 +29,7 @@ SEQUENCE, OFFSET = range(2)  # kinds of values in the trailer of a chunk
 class Clock:
     """The time of chunks; `ahead` is how many seconds it was set forward."""
 
-    ahead = 0.0
+    ahead: float = 0.0
 
     def advance(self, seconds: float) -> None:
         """Set the clock forward.
@@ -359,7 +359,7 @@ class Publisher(Client):
         command: commands.DeclarePublisher,
     ) -> None:
         super().__init__(wire, declared, command.publisher_id, stream)
-        self.reference = command.reference
+        self.reference: str = command.reference
         self._withheld: list[int] = []
 
     def publish(self, entries: Entries) -> None:
@@ -407,7 +407,7 @@ class Subscription(Client):
         node: int,
     ) -> None:
         super().__init__(wire, declared, command.subscription_id, stream)
-        self.node = node
+        self.node: int = node
         self._next = stream.find(command.offset)  # number of the next chunk to send
         self._credit = command.credit
         self._burst = command.credit // 2  # credit above which a burst of chunks begins

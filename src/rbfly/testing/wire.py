@@ -34,8 +34,8 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, faults: Faults, cut: Callable[[], None]) -> None:
         self.faults = faults
-        self.ended = False
-        self.paused = False
+        self.ended: bool = False
+        self.paused: bool = False
         self.limit = 0
         self.deliver_version = 1
         self._cut = cut
