@@ -1,4 +1,4 @@
-"""Publishes orders to three partitions by customer, or reads them in a group: with RbFly."""
+"""Publishes orders to three partitions, or reads them in a group: with RbFly."""
 
 import asyncio
 import signal

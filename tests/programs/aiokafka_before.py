@@ -1,4 +1,4 @@
-"""Publishes orders to three partitions by customer, or reads them in a group: with aiokafka."""
+"""Publishes orders to three partitions, or reads them in a group: with aiokafka."""
 
 import asyncio
 import json
@@ -16,7 +16,9 @@ async def publish(servers: str, topic: str) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(topic, num_partitions=3, replication_factor=1)])
+        await admin.create_topics(
+            [NewTopic(topic, num_partitions=3, replication_factor=1)]
+        )
     except TopicAlreadyExistsError:
         pass
     await admin.close()

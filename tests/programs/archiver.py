@@ -1,7 +1,8 @@
 """A worker of a group that collects orders, and writes many of them to SQLite at once.
 
-Each order has one row, however many workers run, and whatever ends them: a buffer is written in one
-transaction with the offset of the order after it, if that offset is still where the buffer began.
+Each order has one row, however many workers run, and whatever ends them: a worker
+writes a buffer and the offset after it in one transaction, if no other worker has
+written orders since the buffer began.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ class Buffer:
 
     start: int  # what the database has as `next`
     next: int
-    orders: dict[int, int] = field(default_factory=dict)
+    orders: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class Archive:
@@ -38,7 +39,8 @@ class Archive:
 
     def position(self, partition: str) -> int:
         with self.db:
-            self.db.execute('INSERT OR IGNORE INTO positions VALUES (?, 0)', [partition])
+            sql = 'INSERT OR IGNORE INTO positions VALUES (?, 0)'
+            self.db.execute(sql, [partition])
         query = 'SELECT next FROM positions WHERE stream = ?'
         return int(self.db.execute(query, [partition]).fetchone()[0])
 
@@ -67,7 +69,8 @@ class Archive:
                 if self.db.execute(sql, values).rowcount:
                     self.db.executemany('INSERT INTO orders VALUES (?)', rows)
                     break
-            buffer.start = self.position(partition)  # another worker has written orders since
+            # Another worker has written orders since the buffer began.
+            buffer.start = self.position(partition)
         self.buffers[partition] = Buffer(buffer.next, buffer.next)
 
     async def revoke(self, partition: str) -> None:
@@ -85,7 +88,8 @@ async def main(uri: str, super_stream: str, path: str) -> None:
         archive = Archive(db)
         async with rbs.streams_client(uri, heartbeat=2) as client:
             messages = client.super_stream(super_stream).subscribe(
-                group=rbs.Group('archive', on_revoke=archive.revoke), offset=archive.start
+                group=rbs.Group('archive', on_revoke=archive.revoke),
+                offset=archive.start,
             )
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, messages.stop)

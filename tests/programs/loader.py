@@ -1,4 +1,4 @@
-"""Loads a CSV file into a stream: run it again after a crash, and each row is stored once."""
+"""Loads a CSV file into a stream; run again after a crash, it stores each row once."""
 
 import asyncio
 import csv
@@ -20,7 +20,8 @@ async def load(client: rbs.StreamsClient, stream: str, path: Path) -> None:
                     await publisher.send_many(rest)
                 return
         except (rbs.PublisherNameInUse, rbs.StreamConnectionError) as ex:
-            print('trying again:', ex)  # a run that was killed may still be read by the broker
+            # The broker may still read what a run that was killed has sent.
+            print('trying again:', ex)
 
 
 async def main(uri: str, stream: str, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Prints how far a group is behind, counts messages, and prints what happens to its client.
+"""Prints how far a group is behind, counts messages, and prints the client's events.
 
 Of several monitors, one counts; the others stand by.
 """
@@ -26,7 +26,9 @@ class Monitor:
     async def print_lag(self) -> None:
         while True:
             lag = await self.client.lag(self.stream, self.group)
-            print(f'{self.stream}: {self.count} messages, {self.group} is behind by {lag}')
+            print(
+                f'{self.stream}: {self.count} messages, {self.group} is behind by {lag}'
+            )
             await asyncio.sleep(0.1)
 
     async def print_events(self, events: rbs.Events) -> None:

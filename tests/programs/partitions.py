@@ -1,4 +1,4 @@
-"""Copies the partitions of a super stream into SQLite, with the offsets to continue from."""
+"""Copies a super stream into SQLite, with the offsets to continue from."""
 
 import asyncio
 import sqlite3

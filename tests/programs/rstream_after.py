@@ -16,18 +16,24 @@ async def publish(uri: str, stream: str) -> None:
         async with client.publisher(stream) as publisher:
             for i in range(10):
                 body = json.dumps({'id': i}).encode()
-                await publisher.send(rbs.Message(body, app_properties={'region': 'emea'}))
+                await publisher.send(
+                    rbs.Message(body, app_properties={'region': 'emea'})
+                )
 
 
 async def consume(uri: str, stream: str) -> None:
     async with rbs.streams_client(uri) as client:
-        messages = client.subscribe(stream, offset=rbs.Offset.reference(NAME), commit='manual')
+        messages = client.subscribe(
+            stream, offset=rbs.Offset.reference(NAME), commit='manual'
+        )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, messages.stop)
         async with messages:
             async for message in messages.messages():
                 region = message.app_properties['region']
-                print(message.stream_offset, json.loads(message.body), region, flush=True)
+                print(
+                    message.stream_offset, json.loads(message.body), region, flush=True
+                )
                 await messages.commit()
 
 

@@ -5,39 +5,50 @@ import json
 import signal
 import sys
 
-import rstream
+from rstream import (
+    AMQPMessage,
+    Consumer,
+    ConsumerOffsetSpecification,
+    MessageContext,
+    OffsetNotFound,
+    OffsetType,
+    Producer,
+    amqp_decoder,
+)
 
 NAME = 'billing'
 
 
 async def publish(host: str, port: int, stream: str) -> None:
-    async with rstream.Producer(host, port, username='guest', password='guest') as producer:
-        await producer.create_stream(stream, {'max-length-bytes': 20 * 2**30}, exists_ok=True)
+    async with Producer(host, port, username='guest', password='guest') as producer:
+        await producer.create_stream(
+            stream, {'max-length-bytes': 20 * 2**30}, exists_ok=True
+        )
         for i in range(10):
             body = json.dumps({'id': i}).encode()
-            message = rstream.AMQPMessage(body=body, application_properties={'region': 'emea'})
+            message = AMQPMessage(body=body, application_properties={'region': 'emea'})
             await producer.send_wait(stream, message)
 
 
 async def consume(host: str, port: int, stream: str) -> None:
-    consumer = rstream.Consumer(host, port, username='guest', password='guest')
+    consumer = Consumer(host, port, username='guest', password='guest')
     await consumer.start()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, consumer.stop)
 
     try:
         stored = await consumer.query_offset(stream, NAME)
-        start = rstream.ConsumerOffsetSpecification(rstream.OffsetType.OFFSET, stored + 1)
-    except rstream.OffsetNotFound:
-        start = rstream.ConsumerOffsetSpecification(rstream.OffsetType.FIRST)
+        start = ConsumerOffsetSpecification(OffsetType.OFFSET, stored + 1)
+    except OffsetNotFound:
+        start = ConsumerOffsetSpecification(OffsetType.FIRST)
 
-    async def on_message(message: rstream.AMQPMessage, context: rstream.MessageContext) -> None:
-        properties = message.application_properties
-        print(context.offset, json.loads(message.body), properties[b'region'].decode(), flush=True)
+    async def on_message(message: AMQPMessage, context: MessageContext) -> None:
+        region = message.application_properties[b'region'].decode()
+        print(context.offset, json.loads(message.body), region, flush=True)
         await consumer.store_offset(stream, NAME, context.offset)
 
     await consumer.subscribe(
-        stream, on_message, decoder=rstream.amqp_decoder, offset_specification=start
+        stream, on_message, decoder=amqp_decoder, offset_specification=start
     )
     await consumer.run()
     await consumer.close()

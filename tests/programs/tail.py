@@ -1,4 +1,4 @@
-"""Prints the last 100 orders of a stream, those of the last hour, those since a time, or all."""
+"""Prints orders: the last 100, those of the last hour or since a time, or all."""
 
 import asyncio
 import sys

@@ -22,6 +22,7 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
+import rstream
 
 import rbfly.streams as rbs
 from brokers.proxy import Direction, Proxy
@@ -425,6 +426,44 @@ async def test_migration_from_rstream(
         await consume(name)
     orders = [line.split(maxsplit=1)[1] for line in lines()]
     assert orders == [f"{{'id': {i}}} emea" for i in (*range(10), *range(10))]
+
+
+async def test_route_of_rstream(
+    client: rbs.StreamsClient, super_stream: str, broker_uri: str
+) -> None:
+    """The documented function chooses the partition that rstream chooses."""
+    route = runpy.run_path(str(FOLDER / 'rstream_route.py'))['route']
+    parts = urlsplit(broker_uri)
+
+    async def key(message: rstream.AMQPMessage) -> str:
+        return str(message.application_properties['customer'])
+
+    numbers = range(30)
+    async with rstream.SuperStreamProducer(
+        parts.hostname or '',
+        parts.port or 0,
+        username='guest',
+        password='guest',
+        super_stream=super_stream,
+        routing_extractor=key,
+    ) as producer:
+        for i in numbers:
+            properties = {'customer': f'customer {i}'}
+            message = rstream.AMQPMessage(body=b'%d' % i, application_properties=properties)
+            await producer.send(message)
+    orders = client.super_stream(super_stream)
+    async with orders.publisher(route=route) as publisher:
+        for i in numbers:
+            properties = {'customer': f'customer {i}'}
+            await publisher.send(rbs.Message(b'%d' % i, app_properties=properties))
+    partitions = await orders.partitions()
+    for partition in partitions:
+        found = await stored(client, partition)
+        half = len(found) // 2
+        assert found[:half] == found[half:]
+    assert sum([len(await stored(client, partition)) for partition in partitions]) == 2 * len(
+        numbers
+    )
 
 
 def by_partition(lines: list[str]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Publishes the same messages twice, with ids of its own: the broker stores them once."""
+"""Publishes messages with ids of its own twice: the broker stores them once."""
 
 import asyncio
 import sys

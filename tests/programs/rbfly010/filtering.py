@@ -16,13 +16,17 @@ async def publish(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, filter_extract=extract) as publisher:
         for i in range(10):
             region = 'emea' if i % 2 else 'apac'
-            await publisher.send(rbs.stream_message_ctx(i, app_properties={'region': region}))
+            await publisher.send(
+                rbs.stream_message_ctx(i, app_properties={'region': region})
+            )
 
 
 @rbs.connection
 async def read(client: rbs.StreamsClient, stream: str) -> None:
     wanted = rbs.MessageFilter(extract, {'emea'})
-    async for message in client.subscribe(stream, offset=rbs.Offset.FIRST, filter=wanted):
+    async for message in client.subscribe(
+        stream, offset=rbs.Offset.FIRST, filter=wanted
+    ):
         print(message, rbs.get_message_ctx().app_properties)
         if message == 9:
             break

@@ -23,7 +23,9 @@ async def read(client: rbs.StreamsClient, stream: str) -> None:
         print(context.body, context.header.priority)
 
         buffer = bytearray(1024)
-        size = encode_amqp(buffer, MessageCtx(context.body, None, None, None, None, None, None))
+        size = encode_amqp(
+            buffer, MessageCtx(context.body, None, None, None, None, None, None)
+        )
         print(decode_amqp(bytes(buffer[:size])).body)
         break
 

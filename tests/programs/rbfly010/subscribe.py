@@ -9,7 +9,9 @@ import rbfly.streams as rbs
 @rbs.connection
 async def read(client: rbs.StreamsClient, stream: str) -> None:
     try:
-        async for message in client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=0.5):
+        async for message in client.subscribe(
+            stream, offset=rbs.Offset.FIRST, timeout=0.5
+        ):
             context = rbs.get_message_ctx()
             print(context.stream_offset, message)
     except TimeoutError:
