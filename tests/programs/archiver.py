@@ -45,7 +45,7 @@ class Archive:
         return int(self.db.execute(query, [partition]).fetchone()[0])
 
     async def start(self, partition: str) -> rbs.Offset:
-        """Begin a partition: what is left of an earlier time is delivered again."""
+        """Begin a partition; messages that were not written are delivered again."""
         position = self.position(partition)
         self.buffers[partition] = Buffer(position, position)
         return rbs.Offset.offset(position)
@@ -86,6 +86,7 @@ class Archive:
 async def main(uri: str, super_stream: str, path: str) -> None:
     with closing(sqlite3.connect(path, timeout=60)) as db:
         archive = Archive(db)
+        # with this heartbeat, another worker replaces a frozen one after 4 to 6 seconds
         async with rbs.streams_client(uri, heartbeat=2) as client:
             messages = client.super_stream(super_stream).subscribe(
                 group=rbs.Group('archive', on_revoke=archive.revoke),
