@@ -25,7 +25,7 @@ class Client(OpenLoop):
         self.turn = asyncio.Lock()
         self.consumer: Any = AIOKafkaConsumer(
             bootstrap_servers=self.target.address,
-            commit_reset='latest',
+            auto_offset_reset='latest',
             value_deserializer=msgpack.unpackb,
         )
         self.producer: Any = AIOKafkaProducer(

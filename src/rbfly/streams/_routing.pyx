@@ -276,7 +276,8 @@ cdef class RoutedBase:
         """batch($self, message)\n--\n
         Queue a message for its partition; `flush` sends it.
 
-        See :meth:`Publisher.batch`.  With :func:`by_key`, a message whose route is unknown, and
+        See :meth:`Publisher.batch`; the next `send`, for example, sends what is queued for the
+        partition of its own message.  With :func:`by_key`, a message whose route is unknown, and
         those after it, are encoded only when the broker has reported the route: do not change them
         before.
 

@@ -20,7 +20,7 @@ from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
 from ._confirm import ConfirmFuture
-from ._sending import NOT_OPEN, PublisherBase, PublisherCore
+from ._sending import PublisherBase, PublisherCore
 from .confirmation import Confirmation, Failures, summary
 from .publisher_base import BasePublisher
 from .publishing import PublisherSession
@@ -46,33 +46,27 @@ class Publisher(PublisherBase, BasePublisher):
 
     _amqp = True  # if false, messages are bytes, regardless of the argument `amqp`
     _bounded = True  # `batch` queues at most `max_unconfirmed` messages
-    _session: PublisherSession | None = None  # set by `_attach`
 
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
-        self.name: str = info.name
-        self.stream: str = info.stream
+    def __init__(self, session: PublisherSession, client: object) -> None:
+        self.name: str = session.name
+        self.stream: str = session.stream
         self._client = client  # keeps the client alive
+        self._session = session
+        self._core = session.core
+        self._failures = Failures()
+        self._reported = False  # `close` has raised the failures
+
+    @classmethod
+    def _new_core(cls, info: PublisherInfo) -> PublisherCore:
+        """Return the window of a publisher, and the tasks that wait for it."""
         sub_entry = None
         if info.sub_entry_size:
             compress = compressor(info.compression)
             sub_entry = SubEntry(info.sub_entry_size, info.compression.code, compress)
-        window = PublishWindow(
-            publisher_id,
-            0,
-            info.max_unconfirmed,
-            message_id,
-            info.filter_extract,
-            info.amqp and self._amqp,
-            sub_entry,
-        )
+        amqp = info.amqp and cls._amqp
+        window = PublishWindow(0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry)
         window.named = bool(info.name)
-        loop = asyncio.get_running_loop()
-        error = PublisherError(NOT_OPEN)
-        self._core = PublisherCore(error, loop, window, WindowSemaphore, self._bounded)
-        self._failures = Failures()
-        self._reported = False  # `close` has raised the failures
+        return PublisherCore(asyncio.get_running_loop(), window, WindowSemaphore, cls._bounded)
 
     @property
     def next_publish_id(self) -> int:
@@ -84,7 +78,7 @@ class Publisher(PublisherBase, BasePublisher):
         :raises PublisherError: `wait=False` was passed for a publisher with a name, and the broker
             has not declared it.
         """
-        if self._session is not None and self._session.undeclared:
+        if self._session.undeclared:
             raise PublisherError(self._session.not_declared)
         return self._core.window.next_id
 
@@ -102,23 +96,13 @@ class Publisher(PublisherBase, BasePublisher):
         publisher takes no more messages: it is closed, its client was disconnected, or another
         publisher uses its name."""
         session, core = self._session, self._core
-        if session is None or session.is_over or core.capacity.waiting:
+        if session.is_over or core.capacity.waiting:
             return 0
         return core.free()
 
     def __del__(self) -> None:
-        if self._session is not None:
+        if self._core is not None:  # else only `__new__` was called
             self._session.abandon()
-
-    def _attach(self, session: PublisherSession) -> None:
-        """Publish through a session."""
-        self._session = session
-        session.bind(self._core)
-
-    def _require_session(self) -> PublisherSession:
-        if self._session is None:
-            raise PublisherError(NOT_OPEN)
-        return self._session
 
     async def close(self) -> None:
         """Send all queued messages, and wait until all messages are confirmed.
@@ -137,7 +121,7 @@ class Publisher(PublisherBase, BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect to confirm messages whose
             outcome is unreported.
         """
-        session, core = self._require_session(), self._core
+        session, core = self._session, self._core
         batches = [*core.flushed, core.filling]
 
         def failures() -> list[Exception]:
@@ -159,7 +143,7 @@ class Publisher(PublisherBase, BasePublisher):
 
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
-        self._require_session().abort(error)
+        self._session.abort(error)
 
     async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
         """Send a message and wait until the broker has confirmed it.
@@ -193,7 +177,7 @@ class Publisher(PublisherBase, BasePublisher):
         if timeout is not None:
             until = end_of(timeout)
             if until == NOW:
-                raise self._require_session().no_time()
+                raise self._session.no_time()
         wait: ConfirmFuture | None
         try:
             wait = self._begin(message)
@@ -210,17 +194,17 @@ class Publisher(PublisherBase, BasePublisher):
             if await in_time(wait, until):
                 return
         except asyncio.CancelledError:
-            self._require_session().give_up(wait)
+            self._session.give_up(wait)
             raise
-        session = self._require_session()
+        session = self._session
         raise session.confirm_timeout(timeout, session.give_up(wait))
 
     async def _wait_and_put(
         self, message: AMQPBody | MessageCtx, timeout: float | None, until: float | None
     ) -> ConfirmFuture:
         """Wait for capacity, then put a message into the window; return what to await."""
-        if not await self._require_session().wait_capacity(1, until):
-            raise self._require_session().window_timeout(timeout)
+        if not await self._session.wait_capacity(1, until):
+            raise self._session.window_timeout(timeout)
         try:
             return self._put(message)
         except BaseException as ex:
@@ -249,7 +233,7 @@ class Publisher(PublisherBase, BasePublisher):
         :raises WindowTimeout: the window had no capacity in time; the message was not sent.
         """
         until = None if timeout is None else end_of(timeout)
-        session, core = self._require_session(), self._core
+        session, core = self._session, self._core
         session.check()
         if not await session.wait_capacity(1, until):
             raise session.window_timeout(timeout)
@@ -298,7 +282,7 @@ class Publisher(PublisherBase, BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
-        return await ManyMessages(self._require_session()).send(messages, timeout, progress)
+        return await ManyMessages(self._session).send(messages, timeout, progress)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
@@ -318,7 +302,7 @@ class Publisher(PublisherBase, BasePublisher):
             `reconnect_timeout`.
         """
         until = None if timeout is None else end_of(timeout)
-        session, core = self._session or self._require_session(), self._core
+        session, core = self._session, self._core
         if session.undeclared and (until == NOW or not await session.wait_declared(until)):
             raise session.window_timeout(timeout)
         if until == NOW and any(item.remaining for item in (*core.flushed, core.filling)):

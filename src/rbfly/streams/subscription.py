@@ -263,9 +263,10 @@ class Subscription(BaseSubscription[Body]):
             the current message or batch; before the first message, this does nothing.
         :raises SubscriptionError: the subscription has no `commit='manual'`.
         :raises ValueError: the message with this offset was not received.
-        :raises OffsetNotStored: the broker has another offset, or none; or the member of a group is
-            no longer active.  Without an offset, this is raised once for messages that a member has
-            delivered and the program had not committed: a member receives them again.
+        :raises OffsetNotStored: the broker has another offset, or none; or the member of a group
+            has lost its activity since it received the message, even if it is active again.
+            Without an offset, this is raised once for messages that a member has delivered and the
+            program had not committed: a member receives them again.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the client could not connect within `reconnect_timeout`, or
             was disconnected.

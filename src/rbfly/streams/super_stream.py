@@ -182,7 +182,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
     async def _close_each(self) -> list[Exception]:
         """Close all partitions; return their errors."""
         if self._held:
-            closing = self._publishers[0]._require_session().closing
+            closing = self._publishers[0]._session.closing
             try:
                 async with closing.limit():  # the partitions then wait less
                     await self._route_held()
@@ -202,7 +202,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         for task in self._asking.values():
             task.cancel()
         for item in self._publishers:
-            self._windows.discard(item._require_session())
+            self._windows.discard(item._session)
         share_windows(self._windows)
         if self._held:
             self._drop_held('before it was closed')
@@ -220,16 +220,16 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
     def _check_open(self) -> None:
         """Check that the publisher takes messages; a partition may have failed."""
-        session = self._publishers[0]._require_session()
+        session = self._publishers[0]._session
         session.core.check_loop()
         if session.is_closed:
             session.check()
 
     def _timed_out(self, waited: Targets, text: str) -> ConfirmTimeout:
         """Return the error of a call that has waited for the confirms of partitions."""
-        sessions = [item.publisher._require_session() for item in waited]
+        sessions = [item.publisher._session for item in waited]
         problems = [item for item in sessions if item.registration.problem is not None]
-        session = [*problems, *sessions, self._publishers[0]._require_session()][0]
+        session = [*problems, *sessions, self._publishers[0]._session][0]
         error: ConfirmTimeout = session.timed_out(ConfirmTimeout, text, self.stream)
         error.stream = session.stream if problems else None
         return error
@@ -348,7 +348,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         except asyncio.CancelledError:
             if isinstance(wait, ConfirmFuture):
                 for item in self._publishers:  # the others do not know the message
-                    item._require_session().give_up(wait)
+                    item._session.give_up(wait)
             raise
 
     async def _send(
@@ -360,7 +360,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         """Send a message that does not have just one partition that is known."""
         until = None if timeout is None else end_of(timeout)
         if until == NOW:
-            raise self._publishers[0]._require_session().no_time()
+            raise self._publishers[0]._session.no_time()
         targets = await self._targets(found, until, timeout)
         if len(targets) == 1:
             await targets[0].publisher.send(message, left(until))
@@ -453,7 +453,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
         And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
         """
-        session = self._publishers[0]._require_session()
+        session = self._publishers[0]._session
         route, before = self._targets, self._route_held
         many = RoutedMany(session, self._router, route, before, self._check_open, self._timed_out)
         return await many.send(messages, timeout, progress)
@@ -465,7 +465,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         if self._holds or isinstance(found, str):
             self._check_open()
             if len(self._held) >= self._info.max_unconfirmed:
-                raise self._publishers[0]._require_session().batch_full()
+                raise self._publishers[0]._session.batch_full()
             # raises the error of a message that cannot be encoded
             PublishWindow(0, 0, 1, 0, None, self._info.amqp).put(message, None)
             self._held.append((found, message))
@@ -473,7 +473,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
             return
         targets = as_targets(found)
         for item in targets:  # all or none
-            session = item.publisher._require_session()
+            session = item.publisher._session
             session.check()
             if session.core.room() <= 0:
                 raise session.batch_full()
@@ -509,7 +509,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
                         found = self._router.cache.get(found) or await self._ask(found)
                     targets = as_targets(found)
                     while full := [item for item in targets if item.core.room() <= 0]:
-                        await full[0].publisher._require_session().wait_capacity()
+                        await full[0].publisher._session.wait_capacity()
                     self._put(targets, message)
                 except Exception as ex:
                     if isinstance(ex, RbFlyError) and ex.retriable:
@@ -535,7 +535,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         self._publishers[0]._core.check_loop()
         until = None if timeout is None else end_of(timeout)
         if until == NOW and self._held:
-            raise self._publishers[0]._require_session().no_time()
+            raise self._publishers[0]._session.no_time()
         if self._holds:
             await self._in_time(self._route_held(), until, timeout, 'the queued messages')
         self._check_open()
