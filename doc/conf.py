@@ -24,6 +24,7 @@ autodoc_member_order = 'bysource'
 autodoc_preserve_defaults = True
 autodoc_type_aliases = {
     'AMQPBody': 'rbfly.types.AMQPBody',
+    'types.AMQPBody': 'rbfly.types.AMQPBody',
     'BloomFilterExtract': 'rbfly.streams.types.BloomFilterExtract',
 }
 TypeAliasForwardRef.__repr__ = lambda self: self.name  # shows the alias's name in a union

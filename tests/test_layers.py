@@ -19,7 +19,7 @@ LEAF_IMPORTS = {
 }
 # The layers with their rows, from the lowest to the highest; a module may import lower rows only.
 LAYERS = {
-    'rbfly': [['_wire', '_crc', '_cpython', '_turn', '_record'], ['record']],
+    'rbfly': [['_wire', '_crc', '_cpython', '_turn', '_record', 'later'], ['record']],
     'rbfly.amqp': [
         ['_native', '_constructors'],
         ['_types'],

@@ -33,9 +33,23 @@ assert not client.connected
 print(rbfly.__file__)
 """
 # Modules that rbfly.streams imports and asyncio does not: all small.
-IMPORTED = {
-    'copy', 'cython_runtime', 'datetime', 'platform', 'rbfly', 'uuid', 'zlib',
-}  # fmt: skip
+IMPORTED = {'copy', 'cython_runtime', 'datetime', 'rbfly', 'zlib'}
+# What each use of a client imports, besides what `import rbfly.streams` does.
+CLIENT = 'client = rbs.streams_client("rabbitmq-stream://localhost/")\n'
+PUBLISH = CLIENT + 'client.publisher("orders").close()'
+SUBSCRIBE = f'async def main():\n    {CLIENT}    client.subscribe("orders")\nasyncio.run(main())'
+PUBLISHING = {'opening', 'publisher', 'publishing', 'send_many'}
+CONSUMING = {'consuming', 'group', 'subscribing', 'subscription', 'tracking', '_iteration'}
+SUPER = {'merged', 'opening_routed', 'super_client', 'super_stream', '_routing'}
+OTHERS = {'compat', 'decorator', 'events'}
+USES = {
+    'import': ('', set()),
+    'client': (CLIENT, set()),
+    'publish': (PUBLISH, PUBLISHING),
+    'subscribe': (SUBSCRIBE, CONSUMING),
+    'event': ('rbs.events.Recovered is rbs.Recovered', {'events'}),
+    'annotation': ('typing.get_type_hints(rbs.StreamsClient.events)', {'events'}),
+}
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -128,6 +142,38 @@ print(*(set(sys.modules) - before))
     modules = run(sys.executable, '-I', '-c', program, cwd=Path.cwd()).split()
     found = {name.partition('.')[0] for name in modules if not name.startswith('_')}
     assert found <= IMPORTED
+
+
+@pytest.mark.parametrize(('program', 'used'), USES.values(), ids=USES)
+def test_program_imports_only_what_it_uses(program: str, used: set[str]) -> None:
+    start = 'import asyncio, sys, typing, rbfly.streams as rbs\n'
+    shown = run(
+        sys.executable, '-I', '-c', f'{start}{program}\nprint(*sys.modules)', cwd=Path.cwd()
+    )
+    modules = {name.removeprefix('rbfly.streams.') for name in shown.split()}
+    assert modules & (PUBLISHING | CONSUMING | SUPER | OTHERS) == used
+    assert 'uuid' not in modules
+
+
+THREADS = """
+import sys, threading
+import rbfly.streams as rbs
+sys.setswitchinterval(1e-6)
+barrier = threading.Barrier(8)
+found = []
+def get():
+    barrier.wait()
+    found.append([getattr(rbs, name) for name in rbs.__all__])
+threads = [threading.Thread(target=get) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(all(item is value for names in found for item, value in zip(names, found[0], strict=True)))
+print(len(found))
+"""
+
+
+def test_threads_use_names_for_the_first_time_at_once() -> None:
+    assert run(sys.executable, '-I', '-c', THREADS, cwd=Path.cwd()).split() == ['True', '8']
 
 
 @pytest.mark.parametrize('module', ['rbfly.amqp', 'rbfly.streams'])

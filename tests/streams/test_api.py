@@ -44,7 +44,7 @@ def test_annotations_can_be_evaluated() -> None:
     """Frameworks evaluate the annotations of public classes."""
     methods = [
         getattr(member, 'fget', None) or getattr(member, '__func__', member)
-        for item in vars(rbs).values()
+        for item in (getattr(rbs, name) for name in rbs.__all__)
         if inspect.isclass(item)
         for name, member in inspect.getmembers_static(item)
         if not name.startswith('_')

@@ -14,7 +14,8 @@ from rbfly.amqp._native cimport (
     rbfly_make_integers, rbfly_need, rbfly_set_integer,
 )
 from rbfly.amqp._types cimport (
-    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, from_milliseconds, new_symbol, uuid_of,
+    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, from_milliseconds, new_symbol, uuid_class,
+    uuid_of,
 )
 
 from rbfly.amqp._types import Char
@@ -38,6 +39,7 @@ for _code in range(256):
     WIDE[_code] = 0
 for _code in ELEMENT_TYPES:
     WIDE[_code] = _code
+WIDE[codes.UUID] = codes.UUID
 WIDE[codes.TRUE] = WIDE[codes.FALSE] = codes.BOOLEAN
 WIDE[codes.UINT0] = WIDE[codes.SMALLUINT] = codes.UINT
 WIDE[codes.ULONG0] = WIDE[codes.SMALLULONG] = codes.ULONG
@@ -244,7 +246,7 @@ cdef object decode_array(
     c.end = outer
     array = AMQPArray.__new__(AMQPArray)
     array._code = WIDE[code]
-    array.element_type = ELEMENT_TYPES[WIDE[code]]
+    array.element_type = uuid_class() if code == codes.UUID else ELEMENT_TYPES[WIDE[code]]
     array.items = items
     array.descriptors = tuple(descriptors)
     return array

@@ -23,8 +23,8 @@ from rbfly.amqp._scalars cimport (
     put_double, put_integer, put_sized, put_uuid,
 )
 from rbfly.amqp._types cimport (
-    ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, UUID, WIRE_CLASSES, AMQPArray, Described, Symbol,
-    clip, milliseconds, plain_bytes, plain_dict, plain_list,
+    ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, WIRE_CLASSES, AMQPArray, Described, Symbol,
+    clip, is_uuid, milliseconds, plain_bytes, plain_dict, plain_list,
 )
 
 from rbfly.amqp._types import Char, Float32, Timestamp
@@ -310,7 +310,7 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
             v = signed_element(value, code)
         put_u64(out, <uint64_t> v)
     elif code == codes.UUID:
-        if not isinstance(value, UUID):
+        if not is_uuid(value):
             fail_element(value, code)
         put_uuid(out, value)
     elif code == codes.DECIMAL32 or code == codes.DECIMAL64 or code == codes.DECIMAL128:
@@ -451,7 +451,7 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return put_double(out, PyFloat_AS_DOUBLE(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return encode_binary(out, value)
-    if isinstance(value, UUID):      # late: no class inherits from UUID and one of those above
+    if is_uuid(value):      # late: no class inherits from UUID and one of those above
         out_reserve(out, 17)
         put_u8(out, codes.UUID)
         return put_uuid(out, value)

@@ -17,7 +17,7 @@ from rbfly.amqp._encode cimport (
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._sections cimport PROPERTY_NAMES, AMQPProperties
 from rbfly.amqp._types cimport (
-    MAX_DEPTH, UUID, AMQPArray, Described, Symbol, clip, plain_dict, plain_list,
+    MAX_DEPTH, AMQPArray, Described, Symbol, clip, is_uuid, plain_dict, plain_list,
 )
 
 from rbfly.error import AMQPEncoderError
@@ -33,7 +33,7 @@ cdef enum:
 
 # Classes whose values have no parts, although some are sequences.
 cdef tuple SCALARS = (
-    str, int, float, bytes, bytearray, memoryview, datetime, UUID, Symbol, type, type(None),
+    str, int, float, bytes, bytearray, memoryview, datetime, Symbol, type, type(None),
 )
 cdef tuple SECTIONS = (
     ('delivery_annotations', KEYS_ANNOTATION), ('annotations', KEYS_ANNOTATION),
@@ -76,7 +76,7 @@ cdef class Search:
         self.left -= 1
         if self.left < 0:
             raise LookupError('too many values')
-        if isinstance(value, SCALARS):
+        if isinstance(value, SCALARS) or is_uuid(value):
             return '' if self.fails(value, depth, NO_KEY) else None
         if depth >= MAX_DEPTH:
             return ''

@@ -10,7 +10,7 @@ from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._scalars cimport encode_symbol, encode_text, encode_unsigned
-from rbfly.amqp._types cimport DECIMALS, UUID, Symbol, new_symbol, plain_bytes, plain_text
+from rbfly.amqp._types cimport DECIMALS, Symbol, is_uuid, new_symbol, plain_bytes, plain_text
 
 from rbfly.amqp._types import Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
@@ -218,7 +218,7 @@ cdef object check_property(int index, object value):
             return plain_bytes(value)
         if isinstance(value, str):
             return plain_text(value)
-        if isinstance(value, UUID):
+        if is_uuid(value):
             return value
         expected = 'int, UUID, bytes or str'
     elif index == USER_ID:

@@ -54,7 +54,11 @@ cdef dict ELEMENT_CODES
 cdef dict WIRE_CLASSES
 # Classes that inherit from bytes but are not encoded as binary.
 cdef tuple DECIMALS
-cdef object UUID
+cdef object UUID                # None until `uuid_class` has imported it
+cdef object uuid_class()
+
+cdef inline bint is_uuid(object value) except -1:
+    return isinstance(value, uuid_class() if UUID is None else UUID)
 
 cdef str clip(object value)
 cdef str plain_text(object value)

@@ -5,7 +5,6 @@ The encoding of constructors is not defined here.
 
 import datetime
 import struct
-import uuid
 from functools import partial
 from itertools import islice
 
@@ -132,6 +131,8 @@ cdef class AMQPArray:
 
     def __init__(self, type element_type not None, items=(), *, descriptors=()):
         code = ELEMENT_CODES.get(element_type)
+        if code is None and element_type is uuid_class():
+            code = codes.UUID
         if code is None:
             raise AMQPEncoderTypeError(
                 f'{element_type.__name__} is not allowed as element type of an array'
@@ -309,7 +310,6 @@ cdef dict ELEMENT_TYPES = {
     codes.DOUBLE: float,
     codes.CHAR: Char,
     codes.TIMESTAMP: datetime.datetime,
-    codes.UUID: uuid.UUID,
     codes.VBIN32: bytes,
     codes.STR32: str,
     codes.SYM32: Symbol,
@@ -331,8 +331,20 @@ cdef dict WIRE_CLASSES = {
 DECIMALS = (Decimal32, Decimal64, Decimal128)
 
 cdef tuple TEXT_CLASSES = (str, bytes, bytearray, memoryview)
-UUID = uuid.UUID
-cdef object UNKNOWN = uuid.SafeUUID.unknown
+UUID = None
+cdef object UNKNOWN = None
+
+
+cdef object uuid_class():
+    # imported when first used: the import takes as long as those of 20 modules of RbFly
+    global UUID, UNKNOWN
+    if UUID is None:
+        import uuid
+        UNKNOWN = uuid.SafeUUID.unknown
+        ELEMENT_TYPES[codes.UUID] = uuid.UUID
+        ELEMENT_CODES[uuid.UUID] = codes.UUID
+        UUID = uuid.UUID
+    return UUID
 
 
 # --- conversions ---
@@ -484,7 +496,8 @@ cdef object from_milliseconds(int64_t ms):
 
 cdef object uuid_of(const uint8_t *p):
     # like UUID(bytes=...), but without checking its other arguments
-    value = UUID.__new__(UUID)
+    cls = uuid_class() if UUID is None else UUID
+    value = cls.__new__(cls)
     PyObject_GenericSetAttr(
         value, 'int',
         (PyLong_FromUnsignedLongLong(load_u64(p)) << 64)

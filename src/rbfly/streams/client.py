@@ -6,11 +6,12 @@ import ssl as ssl_module
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from math import inf
-from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from ..checks import check_integer, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError, StreamConnectionError
+from ..later import Later
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.outages import OutageLog
@@ -19,17 +20,20 @@ from ..net.waiting import can_wait
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
 from .arguments import check_settings
-from .events import Events
-from .handover import Group
-from .offsets import GroupMember
-from .opening import OpenPublisher, P, publisher_info
-from .publisher import Publisher
-from .publishing import PublisherSession
-from .subscribing import subscribe
-from .subscription import Subscription
-from .super_client import ClientBase, SuperStream
-from .tracking import Commit, OffsetTracking
+from .management import ClientBase
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
+
+if TYPE_CHECKING:
+    from . import events as events_module
+    from . import handover, opening, subscribing, subscription, super_client, tracking
+else:  # a program pays only for what it uses
+    events_module = Later('rbfly.streams.events')
+    handover = Later('rbfly.streams.handover')
+    opening = Later('rbfly.streams.opening')
+    subscribing = Later('rbfly.streams.subscribing')
+    subscription = Later('rbfly.streams.subscription')
+    super_client = Later('rbfly.streams.super_client')
+    tracking = Later('rbfly.streams.tracking')
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
@@ -140,10 +144,10 @@ class StreamsClient(ClientBase):
             connection_info = Settings(tuple(connection_info), auth_mechanism)
         self._cluster = Cluster(check_settings(connection_info))
         self._cluster.observers.add(OutageLog(connection_info.log_prefix))
-        self._members = WeakSet[GroupMember]()
+        self._members = WeakSet()
         self._users = 0
-        self._windows = WeakSet[PublisherSession]()
-        self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
+        self._windows = WeakSet()
+        self._names = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.infos)}>'
@@ -185,7 +189,7 @@ class StreamsClient(ClientBase):
         check_timeout('timeout', timeout)
         return await self._cluster.ping(inf if timeout is None else timeout)
 
-    def events(self, limit: int = 1000) -> Events:
+    def events(self, limit: int = 1000) -> events_module.Events:
         """Iterate over what happens to the client from now on, until the client is closed.
 
         :param limit: number of events to keep for the program; then the oldest ones are dropped.
@@ -194,7 +198,7 @@ class StreamsClient(ClientBase):
         """
         check_integer('limit', limit, 1, 2**31 - 1)
         self._cluster.check_loop()
-        return Events(self._cluster, limit)
+        return events_module.Events(self._cluster, limit)
 
     async def get_protocol(self, *, wait_connected: bool = True) -> Connection:
         """Return an open connection; connect if there is none.
@@ -231,14 +235,14 @@ class StreamsClient(ClientBase):
 
     # -- publishing and subscribing
 
-    def super_stream(self, name: str) -> SuperStream:
+    def super_stream(self, name: str) -> super_client.SuperStream:
         """Return the object that manages a super stream, publishes to it and subscribes to it.
 
         This sends nothing: the super stream need not exist.
 
         :param name: name of the super stream.
         """
-        return SuperStream(self, name)
+        return super_client.SuperStream(self, name)
 
     def publisher(
         self,
@@ -246,13 +250,13 @@ class StreamsClient(ClientBase):
         *,
         name: str | None = None,
         filter_extract: BloomFilterExtract | None = None,
-        cls: type[P] = Publisher,  # type: ignore[assignment]  # the default of P
+        cls: type[opening.P] | None = None,
         amqp: bool = True,
         max_unconfirmed: int = 10_000,
         sub_entry_size: int | None = None,
         compression: Compression | str | None = None,
         wait: bool = True,
-    ) -> OpenPublisher[P]:
+    ) -> opening.OpenPublisher[opening.P]:
         """Open a publisher: `await` the result, or use it in `async with`.
 
         The result is a coroutine: `asyncio.create_task` and `asyncio.run_coroutine_threadsafe` take
@@ -268,7 +272,7 @@ class StreamsClient(ClientBase):
             without an error.  It must be the same after a restart, because RabbitMQ remembers 255
             names of a stream.  See :ref:`publisher-names`.
         :param filter_extract: returns the filter value of a message, or None.
-        :param cls: :class:`Publisher` or a subclass of it.
+        :param cls: a subclass of :class:`Publisher`; None for that class.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
         :param max_unconfirmed: maximum number of messages in flight.
         :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; None for no
@@ -290,7 +294,7 @@ class StreamsClient(ClientBase):
         :raises PublisherError: the name has already used the highest publishing id.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        info = publisher_info(
+        info = opening.publisher_info(
             stream,
             name,
             filter_extract,
@@ -301,7 +305,7 @@ class StreamsClient(ClientBase):
             compression,
             wait,
         )
-        return OpenPublisher(self, self._cluster, self._names, info, wait, cls)
+        return opening.OpenPublisher(self, self._cluster, self._names, info, wait, cls)
 
     @overload
     def subscribe(
@@ -314,11 +318,11 @@ class StreamsClient(ClientBase):
         amqp: Literal[False],
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: Commit | OffsetTracking | None = None,
+        commit: tracking.Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
-        group: str | Group | None = None,
-    ) -> Subscription[bytes]: ...
+        group: str | handover.Group | None = None,
+    ) -> subscription.Subscription[bytes]: ...
 
     @overload
     def subscribe(
@@ -331,11 +335,11 @@ class StreamsClient(ClientBase):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: Commit | OffsetTracking | None = None,
+        commit: tracking.Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
-        group: str | Group | None = None,
-    ) -> Subscription: ...
+        group: str | handover.Group | None = None,
+    ) -> subscription.Subscription: ...
 
     def subscribe(
         self,
@@ -347,11 +351,11 @@ class StreamsClient(ClientBase):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: Commit | OffsetTracking | None = None,
+        commit: tracking.Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
-        group: str | Group | None = None,
-    ) -> Subscription[Any]:
+        group: str | handover.Group | None = None,
+    ) -> subscription.Subscription[Any]:
         """Read the messages of a stream, with `async for`.
 
         :param stream: name of the stream.
@@ -392,7 +396,7 @@ class StreamsClient(ClientBase):
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        found: Subscription[Any] = subscribe(
+        found: subscription.Subscription[Any] = subscribing.subscribe(
             self._cluster,
             self._members,
             stream,

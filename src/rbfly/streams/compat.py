@@ -7,9 +7,10 @@ from typing import Any
 
 from ..checks import check_integer
 from ..protocol._publish import PublishWindow
+from . import types
 from .publisher import Publisher
 from .publishing import PublisherSession
-from .types import AMQPBody, MessageCtx
+from .types import MessageCtx
 from .waiting import WindowSemaphore
 
 MAX_LEN = 2**63 - 1
@@ -38,7 +39,7 @@ class PublisherBatchLimit(PublisherBatchFast):
         session.queues.append(queue)
 
     async def batch(  # type: ignore[override]
-        self, message: AMQPBody | MessageCtx, *, max_len: int
+        self, message: types.AMQPBody | MessageCtx, *, max_len: int
     ) -> None:
         """Queue a message; wait while `max_len` messages are queued, until a task calls `flush`.
 

@@ -20,8 +20,9 @@ from ..error import (
     wrong_loop,
 )
 from ..protocol._pending import PendingConfirms
+from . import types
 from ._sending import PublisherCore
-from .types import AMQPBody, MessageCtx
+from .types import MessageCtx
 
 KEPT = 1000  # errors of `submit` that are kept; further failures are only counted
 
@@ -39,7 +40,7 @@ class Confirmation(asyncio.Future[None]):
     failure: Exception | None = None
 
     def __init__(
-        self, message: AMQPBody | MessageCtx, core: PublisherCore, failures: Failures
+        self, message: types.AMQPBody | MessageCtx, core: PublisherCore, failures: Failures
     ) -> None:
         super().__init__(loop=core.loop)
         self._failures = failures

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, MutableSet
 from contextlib import suppress
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..checks import check_folder, check_stream
 from ..error import ProtocolError, RbFlyError, StreamDoesNotExist
+from ..later import Later
 from ..net.cluster import Cluster
 from ..net.sharing import existing, is_super_stream, missing, partitions_of
 from ..protocol import commands
 from ..protocol.commands import Command
 from ..protocol.const import ResponseCode
 from .arguments import exists_differently, stream_arguments
+from .offsets import OffsetMethods
 from .repeating import repeated
 from .types import StreamStats
+
+if TYPE_CHECKING:
+    from . import publishing
+else:
+    publishing = Later('rbfly.streams.publishing')
 
 MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
 
@@ -142,3 +149,10 @@ class ManagementMethods:
         keys = 'first_chunk_id', 'last_chunk_id', 'committed_chunk_id', 'committed_offset'
         positions = [found.get(key, -1) for key in keys]
         return StreamStats(*[None if value < 0 else value for value in positions])
+
+
+class ClientBase(ManagementMethods, OffsetMethods):
+    """What a super stream uses of its client."""
+
+    _names: MutableMapping[tuple[str, str], publishing.PublisherSession]
+    _windows: MutableSet[publishing.PublisherSession]  # of the partitions of super streams

@@ -33,7 +33,7 @@ def publisher_info(
     stream: str,
     name: str | None,
     filter_extract: BloomFilterExtract | None,
-    cls: object,
+    cls: type[Any] | None,
     amqp: bool,
     max_unconfirmed: int,
     sub_entry_size: int | None,
@@ -41,7 +41,7 @@ def publisher_info(
     wait: bool,
 ) -> PublisherInfo:
     """Check the arguments of `publisher`, and return the settings of the publisher."""
-    if not isinstance(cls, type) or not issubclass(cls, Publisher):
+    if cls is not None and not (isinstance(cls, type) and issubclass(cls, Publisher)):
         raise ArgumentTypeError(f'cls must be Publisher or a subclass of it, not {cls!r}')
     check_type('wait', wait, bool)
     info = PublisherInfo(
@@ -70,7 +70,7 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
     :param client: kept alive by the publisher.
     :param names: sessions of the client's publishers, by stream and name; refers to them weakly.
     :param wait: wait until the publisher is declared; if false, declare it in the background.
-    :param cls: class of the publisher.
+    :param cls: class of the publisher; None for Publisher.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
         names: MutableMapping[tuple[str, str], PublisherSession],
         info: PublisherInfo,
         wait: bool,
-        cls: type[Any] = Publisher,
+        cls: type[Any] | None = None,
     ) -> None:
         self.client = client
         self.cluster = cluster
         self.names = names
         self.info = info
         self.wait = wait
-        self.cls = cls
+        self.cls: type[Any] = Publisher if cls is None else cls
         self._sessions: list[PublisherSession] = []
         self._publisher: T | None = None  # in `async with`
         self._held = False

@@ -19,13 +19,14 @@ from ..error import (
 from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
+from . import types
 from ._confirm import ConfirmFuture
 from ._sending import PublisherBase, PublisherCore
 from .confirmation import Confirmation, Failures, summary
 from .publisher_base import BasePublisher
 from .publishing import PublisherSession
 from .send_many import ManyMessages
-from .types import AMQPBody, MessageCtx, PublisherInfo
+from .types import MessageCtx, PublisherInfo
 from .waiting import NOW, WindowSemaphore, end_of, in_time
 
 
@@ -145,7 +146,9 @@ class Publisher(PublisherBase, BasePublisher):
         """Send all queued messages, and close without waiting for confirms."""
         self._session.abort(error)
 
-    async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
+    async def send(
+        self, message: types.AMQPBody | MessageCtx, timeout: float | None = None
+    ) -> None:
         """Send a message and wait until the broker has confirmed it.
 
         Messages that several tasks send in one turn of the event loop share frames.
@@ -200,7 +203,7 @@ class Publisher(PublisherBase, BasePublisher):
         raise session.confirm_timeout(timeout, session.give_up(wait))
 
     async def _wait_and_put(
-        self, message: AMQPBody | MessageCtx, timeout: float | None, until: float | None
+        self, message: types.AMQPBody | MessageCtx, timeout: float | None, until: float | None
     ) -> ConfirmFuture:
         """Wait for capacity, then put a message into the window; return what to await."""
         if not await self._session.wait_capacity(1, until):
@@ -215,7 +218,7 @@ class Publisher(PublisherBase, BasePublisher):
             return wait
 
     async def submit(
-        self, message: AMQPBody | MessageCtx, timeout: float | None = None
+        self, message: types.AMQPBody | MessageCtx, timeout: float | None = None
     ) -> Confirmation:
         """Send a message without waiting for its confirm; wait only until the window has capacity.
 
@@ -247,7 +250,8 @@ class Publisher(PublisherBase, BasePublisher):
 
     async def send_many(
         self,
-        messages: Iterable[AMQPBody | MessageCtx] | AsyncIterable[AMQPBody | MessageCtx],
+        messages: Iterable[types.AMQPBody | MessageCtx]
+        | AsyncIterable[types.AMQPBody | MessageCtx],
         timeout: float | None = None,
         *,
         progress: SendProgress | None = None,

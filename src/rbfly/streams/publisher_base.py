@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable
 
 from ..error import SendProgress
+from . import types
 from .confirmation import Confirmation
-from .types import AMQPBody, MessageCtx
+from .types import MessageCtx
 
 
 class BasePublisher:
@@ -42,19 +43,22 @@ class BasePublisher:
         """Number of messages that can be sent now without waiting for confirms."""
         raise NotImplementedError
 
-    async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
+    async def send(
+        self, message: types.AMQPBody | MessageCtx, timeout: float | None = None
+    ) -> None:
         """Send a message and wait until the broker has confirmed it."""
         raise NotImplementedError
 
     async def submit(
-        self, message: AMQPBody | MessageCtx, timeout: float | None = None
+        self, message: types.AMQPBody | MessageCtx, timeout: float | None = None
     ) -> Confirmation:
         """Send a message without waiting for its confirm; return a future of the confirm."""
         raise NotImplementedError
 
     async def send_many(
         self,
-        messages: Iterable[AMQPBody | MessageCtx] | AsyncIterable[AMQPBody | MessageCtx],
+        messages: Iterable[types.AMQPBody | MessageCtx]
+        | AsyncIterable[types.AMQPBody | MessageCtx],
         timeout: float | None = None,
         *,
         progress: SendProgress | None = None,
@@ -62,7 +66,7 @@ class BasePublisher:
         """Send messages and wait until all are confirmed; return their number."""
         raise NotImplementedError
 
-    def batch(self, message: AMQPBody | MessageCtx) -> None:
+    def batch(self, message: types.AMQPBody | MessageCtx) -> None:
         """Encode a message and queue it; `flush` sends it."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._turn import Turn
 from ..checks import check_timeout, check_type
@@ -29,15 +29,18 @@ from ..error import (
 from ._confirm import ConfirmGroup
 from .confirmation import of_iterator, of_message, publish_error, set_attribute
 from .publishing import PublisherSession
-from .types import AMQPBody, MessageCtx
+from .types import MessageCtx
 from .waiting import TURN, is_foreign, let_others_run
+
+if TYPE_CHECKING:
+    from .types import AMQPBody
+
+    Message = AMQPBody | MessageCtx
+    Messages = Iterable[Message] | AsyncIterable[Message]
+    CheckIds = Callable[[Sequence[Message], int, int, int | None], int | None]
 
 RUN = 200  # messages between two checks of the clock, if they are cheap
 CHECK = 10_000  # the same, while publishing ids are checked
-
-Message = AMQPBody | MessageCtx
-Messages = Iterable[Message] | AsyncIterable[Message]
-CheckIds = Callable[[Sequence[Message], int, int, int | None], int | None]
 
 
 class ManyMessages:

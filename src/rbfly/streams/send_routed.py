@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..error import ConfirmTimeout, copy_error
 from ._routing import Partition, RoutedMessages, Router
 from .confirmation import of_iterator, of_message, publish_error, set_attribute
 from .publishing import PublisherSession
-from .send_many import ManyMessages, Message, Messages
+from .send_many import ManyMessages
+
+if TYPE_CHECKING:
+    from .send_many import Message, Messages
 
 
 class RoutedMany(ManyMessages):

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableSet
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError
+from ..later import Later
 from ..net.cluster import Cluster
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..record import replace
 from .arguments import check_choice, check_filter, check_member_start, check_starts
 from .consuming import ReadSettings, SubscriptionSession
 from .handover import Group
-from .merged import MergedSession, Offsets
 from .offsets import GroupMember
 from .reading import MessageWaiter, Waiter
 from .subscription import Subscription, SuperStreamSubscription
 from .tracking import Commit, OffsetTracking
 from .types import MessageFilter, OnDecodeError, OnGap
+
+if TYPE_CHECKING:
+    from . import merged
+else:  # for super streams
+    merged = Later('rbfly.streams.merged')
 
 
 def subscribe(
@@ -27,7 +32,7 @@ def subscribe(
     members: MutableSet[GroupMember],
     stream: str,
     refresh_interval: float | None,
-    offset: Offsets | None,
+    offset: merged.Offsets | None,
     filter: MessageFilter | None,
     timeout: float | None,
     amqp: bool,
@@ -86,7 +91,7 @@ def subscribe(
     if refresh_interval is None:
         assert not isinstance(offset, Mapping)
         return Subscription(new_session(waiter, stream, offset), waiter, offset)
-    merged = MergedSession(
+    session = merged.MergedSession(
         cluster,
         waiter,
         stream,
@@ -96,7 +101,7 @@ def subscribe(
         until is not None,
         new_session,
     )
-    return SuperStreamSubscription(merged, waiter, offset)
+    return SuperStreamSubscription(session, waiter, offset)
 
 
 def check_group(

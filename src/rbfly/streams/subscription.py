@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..checks import check_integer, check_timeout
 from ..error import SubscriptionClosed, about
+from ..later import Later
 from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch, empty_batch
 from ..protocol._cursor import KINDS
 from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
-from .merged import MergedSession
 from .misuse import AsyncFor
 from .reading import Ended, JoinedBatches, MessageWaiter, own_errors
 from .types import MessageCtx
@@ -20,8 +20,11 @@ from .types import MessageCtx
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
 
+    from . import merged
+
     Body = typing_extensions.TypeVar('Body', covariant=True, default=Any)
 else:
+    merged = Later('rbfly.streams.merged')
     Body = TypeVar('Body')
 
 MAX_MESSAGES = 2**31 - 1  # of a batch
@@ -40,11 +43,11 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
     It has their methods `open`, `messages`, `batches`, `fetch`, `stop` and `close`.
     """
 
-    _session: SubscriptionSession | MergedSession
+    _session: SubscriptionSession | merged.MergedSession
 
     def __init__(
         self,
-        session: SubscriptionSession | MergedSession,
+        session: SubscriptionSession | merged.MergedSession,
         waiter: MessageWaiter,
         offset: object,
     ) -> None:
@@ -276,6 +279,9 @@ class Subscription(BaseSubscription[Body]):
         await self._session.commits.commit(offset)
 
 
+Subscriber = Subscription  # the name in RbFly 0.10
+
+
 class SuperStreamSubscription(BaseSubscription[Body]):
     """Iterates over the messages of all partitions of a super stream.
 
@@ -294,7 +300,7 @@ class SuperStreamSubscription(BaseSubscription[Body]):
     one of that.
     """
 
-    _session: MergedSession
+    _session: merged.MergedSession
 
     @property
     def active(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, MutableSet
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar, overload
 
@@ -18,14 +18,13 @@ from ..protocol.offset import Offset
 from ..protocol.start import OFFSET_MAX
 from .arguments import stream_arguments
 from .handover import Group
-from .management import ManagementMethods
+from .management import ClientBase
 from .merged import Offsets
-from .offsets import OffsetMethods, check_either, check_names
+from .offsets import check_either, check_names
 from .opening import publisher_info
 from .opening_routed import OpenSuperStream
 from .partitions import AT_ONCE, query_partitions
 from .publisher import Publisher
-from .publishing import PublisherSession
 from .repeating import repeated
 from .routing import Route, check_route
 from .subscribing import subscribe
@@ -39,13 +38,6 @@ PARTITION_TIMEOUT = 1.0  # minimum timeout to create each partition, in seconds
 POLL = 0.1  # seconds between queries while another client creates the same super stream
 POLLS = 50  # without a new partition
 REFRESH_LEAST = 0.01  # seconds; a shorter interval would load the broker with requests
-
-
-class ClientBase(ManagementMethods, OffsetMethods):
-    """What a super stream uses of its client."""
-
-    _names: MutableMapping[tuple[str, str], PublisherSession]
-    _windows: MutableSet[PublisherSession]  # of the partitions of super streams
 
 
 class SuperStream:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
 from ..error import PublishErrorInfo, SendProgress, of_callback
+from ..later import later
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset
 from ..record import CheckedRecord, Record
-from ..types import AMQPBody
+
+if TYPE_CHECKING:
+    from ..types import AMQPBody as AMQPBody
+else:
+    __getattr__ = later(__name__, {'rbfly.types': 'AMQPBody'})
 
 __all__ = [
     'AMQPBody',
