@@ -429,3 +429,38 @@ async def test_repeated_request_calls_the_hook_once(
         assert called == [stream]
         waiting.cancel()
     assert called == [stream]
+
+
+async def test_task_of_the_hook_closes_a_later_activity(
+    clients: NewClient, super_stream: str, group: str
+) -> None:
+    """The hook also runs if a task that an earlier call of it has created closes the member."""
+    revoked: list[str] = []
+    close, closing = asyncio.Event(), []
+
+    async def close_later() -> None:
+        await close.wait()
+        await messages.close()
+
+    async def on_revoke(stream: str) -> None:
+        revoked.append(stream)
+        if not closing:
+            closing.append(asyncio.create_task(close_later()))
+
+    async def read(messages: Any) -> None:
+        async for _ in messages:
+            pass
+
+    messages = join(clients(), super_stream, group, on_revoke, super_stream=True)
+    reading = [asyncio.create_task(read(messages))]
+    await until(lambda: len(messages.active) == 3, 'the member is active', HANG)
+    other = subscribe_to(clients(), super_stream, super_stream=True, group=group)
+    reading.append(asyncio.create_task(read(other)))
+    await until(lambda: revoked, 'the member has handed over', HANG)
+    await other.close()
+    await until(lambda: len(messages.active) == 3, 'the member is active again', HANG)
+    first = revoked[0]
+    close.set()
+    await closing[0]
+    await asyncio.gather(*reading)
+    assert revoked.count(first) == 2

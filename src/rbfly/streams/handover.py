@@ -85,11 +85,12 @@ class Revocation:
         self._group = group
         self._stream = stream
         self._task: asyncio.Task[CallbackError | None] | None = None
+        self._running = 0  # calls of the hook
 
     @property
     def is_here(self) -> bool:
-        """True in the hook, and in the tasks that it has created."""
-        return self in HOOKS.get()
+        """True in the hook, and while it runs in the tasks that it has created."""
+        return self._running > 0 and self in HOOKS.get()
 
     async def wait(self) -> None:
         """Call the hook, unless it was called, and wait for its end; cancelling that has no effect.
@@ -114,12 +115,15 @@ class Revocation:
     async def _call(self) -> CallbackError | None:
         assert self._group.on_revoke is not None
         HOOKS.set((*HOOKS.get(), self))
+        self._running += 1
         try:
             await self._group.on_revoke(self._stream)
         except BaseException as ex:
             if is_foreign(ex):
                 raise
             return CallbackError(of_callback(ex, self._where))
+        finally:
+            self._running -= 1
         return None
 
     @property
