@@ -123,10 +123,10 @@ class Publisher(PublisherBase, BasePublisher):
             outcome is unreported.
         """
         session, core = self._session, self._core
-        batches = [*core.flushed, core.filling]
 
-        def failures() -> list[Exception]:
+        def failures() -> list[Exception]:  # that no call of `flush` has raised
             # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
+            batches = (*core.flushed, core.filling)
             found = [batch.error for batch in batches if batch.error is not None]
             found = [error for error in found if not isinstance(error, PublisherNameInUse)]
             return found + self._failures.errors()
@@ -292,7 +292,8 @@ class Publisher(PublisherBase, BasePublisher):
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
 
         Also reports messages of `batch` that another call has sent, and those of an earlier call of
-        `flush` that timed out.  With `wait=False` and a name, waits until the publisher is
+        `flush` that timed out.  If other messages fill the window, so that `batch` has refused one,
+        waits until there is capacity.  With `wait=False` and a name, waits until the publisher is
         declared.
 
         :param timeout: seconds to wait for the confirms; None for no limit.  0 raises
@@ -313,6 +314,9 @@ class Publisher(PublisherBase, BasePublisher):
             raise session.no_time()
         # Includes batches of a flush that timed out, or that runs concurrently.
         batches = core.flush()
+        full, session.full = session.full, False
+        if full and not batches and core.room() <= 0:  # other messages use the window
+            await core.capacity.wait(1, 0, until)
         for batch in batches:
             if batch.settled:
                 continue

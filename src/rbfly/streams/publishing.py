@@ -51,6 +51,7 @@ class PublisherSession(Owner):
     :ivar sequence: detects another publisher of the same name; None without a name.
     :ivar limit: most messages in flight that the program allows.
     :ivar abandoned: the program has dropped its last reference to the publisher.
+    :ivar full: `batch` has refused a message: the next `flush` waits until there is capacity.
     """
 
     role = Role.PUBLISH
@@ -62,6 +63,7 @@ class PublisherSession(Owner):
         self.core = core
         self.undeclared: bool = bool(name)
         self.abandoned: bool = False
+        self.full: bool = False
         self.registration: Registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = [core.capacity]
@@ -230,6 +232,7 @@ class PublisherSession(Owner):
 
         :param error: why the publisher is not declared.
         """
+        self.full = True
         if self.undeclared:
             error = PublisherError(self.not_declared) if error is None else copy_error(error)
             set_attribute(error, 'outcome', 'not_sent')

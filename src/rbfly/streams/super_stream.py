@@ -539,7 +539,11 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         if self._holds:
             await self._in_time(self._route_held(), until, timeout, 'the queued messages')
         self._check_open()
-        busy = [i for i in self._publishers if i._core.filling.count or i._core.flushed]
+        busy = [
+            item
+            for item in self._publishers
+            if item._core.filling.count or item._core.flushed or item._session.full
+        ]
         calls = [functools.partial(item.flush, left(until)) for item in busy]
         errors, self._held_errors = self._held_errors, []
         raise_summary(errors + await self._each(calls))
