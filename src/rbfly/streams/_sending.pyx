@@ -431,8 +431,8 @@ cdef class PublisherBase:
         Encode a message and queue it; `flush` sends it.
 
         Never waits.  The next `send`, `submit`, `send_many` or `close` also sends what is queued,
-        so that messages leave in the order of the calls; a publisher that awaits confirms may send
-        it earlier.
+        so that messages of a task leave in the order of its calls; a publisher that awaits
+        confirms may send it earlier.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0; the batch is unchanged.

@@ -34,7 +34,8 @@ class Publisher(PublisherBase, BasePublisher):
     """Sends messages to a stream; safe to use from many tasks at once.
 
     `send`, `submit` and `send_many` send messages at once; `batch` queues them for `flush`.
-    Messages leave in the order of the calls.  :meth:`StreamsClient.publisher` creates a publisher.
+    Messages of a task leave in the order of its calls.  :meth:`StreamsClient.publisher` creates a
+    publisher.
 
     It ends with `close`, or at the end of `async with client.publisher(...)`.  A publisher that
     loses its last reference before that also ends: it sends all queued messages, but does not wait
@@ -180,6 +181,7 @@ class Publisher(PublisherBase, BasePublisher):
         if timeout is not None:
             until = end_of(timeout)
             if until == NOW:
+                self._session.check()
                 raise self._session.no_time()
         wait: ConfirmFuture | None
         try:

@@ -258,7 +258,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
         First, queue the messages of `batch` before it.
         """
-        if self._holds:
+        if self._router.holds:
             await self._in_time(self._route_held(), until, timeout, 'the messages queued before')
         if not isinstance(found, str):
             return as_targets(found)
@@ -360,6 +360,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         """Send a message that does not have just one partition that is known."""
         until = None if timeout is None else end_of(timeout)
         if until == NOW:
+            self._check_open()
             raise self._publishers[0]._session.no_time()
         targets = await self._targets(found, until, timeout)
         if len(targets) == 1:
@@ -462,14 +463,14 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
     def _batch(self, found: Found, message: Message) -> None:
         """Queue a message for several partitions, or until its route is known."""
-        if self._holds or isinstance(found, str):
+        if self._router.holds or isinstance(found, str):
             self._check_open()
             if len(self._held) >= self._info.max_unconfirmed:
                 raise self._publishers[0]._session.batch_full()
             # raises the error of a message that cannot be encoded
             PublishWindow(0, 0, 1, 0, None, self._info.amqp).put(message, None)
             self._held.append((found, message))
-            self._holds = True
+            self._router.holds = True
             return
         targets = as_targets(found)
         for item in targets:  # all or none
@@ -496,7 +497,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
         :raises RbFlyError: the broker did not report a route; the messages stay.
         """
-        if not self._holds:
+        if not self._router.holds:
             return
         async with self._routing:
             keys = {found for found, _ in self._held if isinstance(found, str)}
@@ -510,14 +511,21 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
                     targets = as_targets(found)
                     while full := [item for item in targets if item.core.room() <= 0]:
                         await full[0].publisher._session.wait_capacity()
-                    self._put(targets, message)
+                        if any(item.core.room() <= 0 for item in targets):
+                            full[0].core.capacity.grant()  # others may use it meanwhile
+                    try:
+                        self._put(targets, message)
+                    except BaseException:
+                        for item in targets:
+                            item.core.capacity.grant()
+                        raise
                 except Exception as ex:
                     if isinstance(ex, RbFlyError) and ex.retriable:
                         raise
                     self._held_errors.append(ex)
                 if self._held:  # else closed meanwhile
                     self._held.popleft()
-            self._holds = False
+            self._router.holds = False
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
@@ -536,7 +544,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         until = None if timeout is None else end_of(timeout)
         if until == NOW and self._held:
             raise self._publishers[0]._session.no_time()
-        if self._holds:
+        if self._router.holds:
             await self._in_time(self._route_held(), until, timeout, 'the queued messages')
         self._check_open()
         busy = [
