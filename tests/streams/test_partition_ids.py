@@ -115,7 +115,7 @@ async def test_one_publisher_uses_one_kind_of_ids(
 async def test_messages_that_wait_for_their_route_decide_the_kind_of_ids(
     client: rbs.StreamsClient, orders: SuperStream, explicit: bool
 ) -> None:
-    kinds = ['a1', rbs.Message('b1', publish_id=9)]
+    kinds: list[Any] = ['a1', rbs.Message('b1', publish_id=9)]
     first, second = reversed(kinds) if explicit else kinds
     async with orders.publisher(route=rbs.by_key(key)) as publisher:
         publisher.batch(first)
