@@ -32,6 +32,6 @@ async def reading(
     async with (
         FakeBroker(on=stream.handlers(), version=version) as fake,
         rbs.streams_client(fake.uri, connection_name='shop') as client,
-        client.subscribe('test', **options) as messages,
+        contextlib.aclosing(client.subscribe('test', **options)) as messages,
     ):
         yield messages

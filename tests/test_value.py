@@ -11,7 +11,7 @@ import pytest
 from rbfly.net.uri import ConnectionInfo, Scheme
 from rbfly.protocol.offset import Offset, OffsetType
 from rbfly.record import Record, replace
-from rbfly.streams import MessageFilter, OffsetTracking, StreamStats
+from rbfly.streams import Group, MessageFilter, OffsetTracking, StreamStats
 from rbfly.streams.types import PublisherInfo, SubscriptionInfo
 
 VALUES = [
@@ -21,6 +21,7 @@ VALUES = [
     PublisherInfo('a', sub_entry_size=5),
     SubscriptionInfo('a'),
     StreamStats(1, 2, 3, None),
+    Group('a', handover_timeout=5),
     ConnectionInfo(Scheme.PLAIN, 'localhost', 5552, '/', 'guest', 'secret'),
 ]
 
@@ -29,7 +30,7 @@ VALUES = [
 def test_value(value: Any) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(value, dataclasses.fields(value)[0].name, 1)
-    assert type(value)(*vars(value).values()) == value
+    assert type(value)(**vars(value)) == value
     assert copy.copy(value) == copy.deepcopy(value) == dataclasses.replace(value) == value
     assert hash(copy.deepcopy(value)) == hash(value)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
@@ -43,6 +44,11 @@ def test_replaced_fields_are_checked() -> None:
     assert dataclasses.replace(OffsetTracking('a'), reference='b') == OffsetTracking('b')
     with pytest.raises(ValueError, match='every'):
         dataclasses.replace(OffsetTracking('a'), every=-1)
+
+
+def test_settings_of_a_group_have_names() -> None:
+    with pytest.raises(TypeError, match='positional'):
+        Group('a', 5.0)  # type: ignore[call-arg]
 
 
 def test_subclasses_of_a_program() -> None:

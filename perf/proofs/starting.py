@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import rbfly.streams as rbs
@@ -44,7 +44,7 @@ class Starting(Activity):
             )
         )
         found: list[int] = []
-        async with self.scene.client.subscribe(stream, offset=offset) as subscription:
+        async with aclosing(self.scene.client.subscribe(stream, offset=offset)) as subscription:
             reading = asyncio.create_task(self.read(subscription, found))
             try:
                 async with site.unseen() if rnd.random() < UNSEEN else nullcontext():
@@ -158,7 +158,9 @@ class Recreating(Activity):
             await asyncio.sleep(AGAIN)
 
     async def follow(self, follower: Follower) -> None:
-        async with self.scene.client.subscribe(self.name, offset=follower.offset) as subscription:
+        async with aclosing(
+            self.scene.client.subscribe(self.name, offset=follower.offset)
+        ) as subscription:
             while True:
                 try:
                     if follower.how == 'batches':

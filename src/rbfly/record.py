@@ -58,8 +58,8 @@ class Record(Base):
             raise FrozenInstanceError(f'{name!r} of {type(self).__name__} cannot be changed')
         super().__setattr__(name, value)  # of a program's subclass
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        return type(self), tuple(getattr(self, name) for name in self.field_types)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restore, (type(self), *[getattr(self, name) for name in self.field_types])
 
     def __replace__(self, **changes: Any) -> Self:
         return replace(self, **changes)
@@ -78,6 +78,11 @@ class CheckedRecord(Record):
 
 def is_class_var(kind: object) -> bool:
     return getattr(kind, '__origin__', None) is ClassVar
+
+
+def restore(cls: type[R], *values: Any) -> R:
+    """Return an unpickled record."""
+    return cls(**dict(zip(cls.field_types, values, strict=True)))
 
 
 def replace(record: R, **changes: Any) -> R:

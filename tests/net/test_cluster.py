@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
@@ -119,7 +119,7 @@ async def test_300_publishers_and_subscriptions_open_and_recover_together(
     ):
         tasks = [asyncio.create_task(publish(client, name, leave)) for name in NAMES]
         for messages in subscriptions(client):
-            await stack.enter_async_context(messages)
+            await stack.enter_async_context(aclosing(messages))
             tasks.append(asyncio.create_task(read(messages)))
         for outage in range(3):
             first = outage * CONNECTIONS

@@ -211,7 +211,7 @@ class PublisherUser(User):
     async def run(self, name: str | None) -> None:
         async with self.walk.client.publisher('test', name=name, amqp=False) as publisher:
             self.publisher = publisher
-            self.registration = publisher._require_session().registration
+            self.registration = publisher._session.registration
             await self.leave.wait()
 
     @property
@@ -222,7 +222,7 @@ class PublisherUser(User):
     def is_usable(self) -> bool:
         if self.publisher is None or self.leaving == [] or self.loop is not self.walk.loop:
             return False
-        session = self.publisher._require_session()
+        session = self.publisher._session
         return not self.leave.is_set() and session._generation == self.walk.cluster.generation
 
     def use(self) -> None:

@@ -105,7 +105,7 @@ async def test_offset_function(
     stream = 'orders' if 'super' in kind else 'events'
     async with (
         asyncio.timeout(HANG),
-        subscribe_to(client, stream, offset=offset, **KINDS[kind]) as messages,
+        contextlib.aclosing(subscribe_to(client, stream, offset=offset, **KINDS[kind])) as messages,
     ):
         with raising(error, 'the function given as offset='):
             await WAYS[way](messages)
@@ -316,7 +316,7 @@ async def test_event_of_a_failed_offset_function_has_its_error(client: rbs.Strea
         raise error
 
     events = client.events()
-    async with client.subscribe('events', offset=offset) as messages:
+    async with contextlib.aclosing(client.subscribe('events', offset=offset)) as messages:
         with pytest.raises(AMQPDecoderError):
             await anext(messages)
     async for event in events:

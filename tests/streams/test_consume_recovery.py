@@ -5,6 +5,7 @@ test_resume.py tests where they continue.  Proofs run full restarts and leader c
 """
 
 import asyncio
+import contextlib
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -80,7 +81,7 @@ async def test_subscription_reads_a_replica_or_the_leader_without_one() -> None:
         FakeBroker(on=stream.handlers()) as leader,
         FakeBroker(on=stream.handlers()) as replica,
         rbs.streams_client(leader.uri) as client,
-        subscribe(client) as messages,
+        contextlib.aclosing(subscribe(client)) as messages,
     ):
         leader.handlers[wire.METADATA] = replica.handlers[wire.METADATA] = members(leader, replica)
         assert await anext(messages) == b'0'

@@ -95,7 +95,7 @@ async def test_cancelled_send_to_a_super_stream_is_withdrawn(
     async with publisher_of(client, 'super stream') as publisher:
         await publisher.send('a')
         broker.close_connections()
-        sessions = [item._require_session() for item in publisher._publishers]
+        sessions = [item._session for item in publisher._publishers]
         broker.refuse()
         await until(lambda: not any(item.registration.is_open for item in sessions), 'all are lost')
         task = asyncio.create_task(publisher.send('b'))

@@ -240,6 +240,7 @@ async def test_super_stream_is_no_stream(client: rbs.StreamsClient, name: str) -
         client.stream_stats(name),
         client.publisher(name),
         client.lag(name, 'reference'),
+        client.lag(name, position=0),
         client.read_offset(name, 'reference'),
         client.write_offset(name, 'reference', 1, wait=True),
         client.resolve_offset(name, rbs.Offset.FIRST),

@@ -54,6 +54,8 @@ def test_no_code_is_wider_than_the_page(path: Path) -> None:
         r'^\.\. code-block:: (?:python|text)\n\n((?: {3}.*\n|\n)+)', path.read_text(), re.M
     )
     lines = [line[3:] for block in blocks for line in block.splitlines()]
+    for included in re.findall(r'^\.\. literalinclude:: (.+)$', path.read_text(), re.M):
+        lines += (path.parent / included).read_text().splitlines()
     assert not [line for line in lines if len(line) > WIDTH]
 
 

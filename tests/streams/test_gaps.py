@@ -87,6 +87,25 @@ async def cut(client: rbs.StreamsClient) -> None:
     (await client.get_protocol()).abort(StreamConnectionError('cut by the test'))
 
 
+async def test_lag_counts_no_messages_that_retention_has_removed(
+    client: rbs.StreamsClient, short: str
+) -> None:
+    await publish(client, short, removed=7)
+    await store(client, short, 4)
+    first: int | None = -1
+    before: int | None = None
+    while first != before:  # retention still removes messages
+        before = (await client.stream_stats(short)).first_chunk_id
+        assert before is not None
+        at_first = await client.lag(short, position=before)
+        after_first = await client.lag(short, position=before + 1)
+        below = await client.lag(short, position=5)
+        stored = await client.lag(short, 'reader')
+        first = (await client.stream_stats(short)).first_chunk_id
+    assert at_first
+    assert (below, stored, after_first) == (at_first, at_first, at_first - 1)
+
+
 @pytest.mark.parametrize('start', ['offset', 'reference', 'default'])
 async def test_warning_at_the_start(
     client: rbs.StreamsClient, short: str, start: str, caplog: pytest.LogCaptureFixture

@@ -74,9 +74,9 @@ def test_sub_entry_too_large_for_the_new_frame_size_is_refused_as_a_whole() -> N
 
 
 async def test_error_names_the_sub_entry_that_is_too_large() -> None:
-    publisher = rbs.Publisher(3, PublisherInfo('stream', sub_entry_size=3), object(), 0)
-    session = session_of(Connection())
-    publisher._attach(session)
+    core = rbs.Publisher._new_core(PublisherInfo('stream', sub_entry_size=3))
+    session = session_of(Connection(), core)
+    publisher = rbs.Publisher(session, object())
     publisher._core.suspend()
     tasks = [asyncio.create_task(publisher.send(b'x' * 30)) for _ in range(3)]
     await turn()

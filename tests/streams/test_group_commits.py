@@ -76,6 +76,32 @@ async def test_commit_of_a_member_that_is_active_again(
         assert await client.read_offset(stream, group) == again - 1
 
 
+@pytest.mark.parametrize('stored', [7, 9])
+async def test_commit_of_a_message_that_another_member_has_committed_since(
+    clients: NewClient, client: rbs.StreamsClient, stream: str, group: str, stored: int
+) -> None:
+    """The program still holds it when its member is active again: the group does not go back."""
+    await publish(client, stream, range(10))
+    async with clients().subscribe(stream, group=group, **MANUAL) as messages:
+        assert await take(messages, 5) == [*range(5)]
+        await lose_activity(messages)
+        await client.write_offset(stream, group, stored, wait=True)
+        waiting = asyncio.ensure_future(anext(messages))
+        if stored == 7:
+            assert await waiting == 8
+        else:
+            await until_active(messages)
+        with pytest.raises(rbs.OffsetNotStored, match='was not active in between'):
+            await messages.commit(4)
+        assert await client.read_offset(stream, group) == stored
+        await publish(client, stream, [10])
+        await waiting
+        await messages.commit()
+    found = await client.read_offset(stream, group)
+    assert found is not None
+    assert found > stored
+
+
 @pytest.mark.parametrize('committed', [False, True])
 async def test_commit_after_partitions_were_handed_over(
     clients: NewClient, super_stream: str, group: str, committed: bool

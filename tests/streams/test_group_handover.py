@@ -1,6 +1,7 @@
 """How a member of a consumer group answers the broker, in the in-memory broker."""
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -237,8 +238,8 @@ async def test_late_answer_that_starts_delivery(monkeypatch: pytest.MonkeyPatch)
         async with (
             rbs.streams_client(broker.uri) as client,
             rbs.streams_client(broker.uri) as other,
-            other.subscribe('orders', **OPTIONS) as first,
-            client.subscribe('orders', **OPTIONS) as second,
+            contextlib.aclosing(other.subscribe('orders', **OPTIONS)) as first,
+            contextlib.aclosing(client.subscribe('orders', **OPTIONS)) as second,
         ):
             await client.write_offset('orders', GROUP, 20, wait=True)
             await first.open()
@@ -430,7 +431,9 @@ async def test_stream_that_is_created_later(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     offset = rbs.Offset.offset(2)
-    async with client.subscribe('later', group=GROUP, offset=offset, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe('later', group=GROUP, offset=offset, timeout=HANG)
+    ) as messages:
         with pytest.raises(rbs.StreamDoesNotExist):
             await anext(messages)
         broker.create_stream('later')

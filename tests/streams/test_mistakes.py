@@ -160,7 +160,7 @@ async def test_deleted_stream_says_what_became_of_the_message(count: int, text: 
         tasks = [asyncio.create_task(publisher.send(i)) for i in range(count)]
         await until(lambda: bool(received), 'all messages are sent, in one frame')
         publisher._core.fail(error := rbs.StreamDoesNotExist('orders'))
-        publisher._require_session()._give_up(error)
+        publisher._session._give_up(error)
         for task in tasks:
             with pytest.raises(rbs.StreamDoesNotExist, match=f'; {text} may still be stored$'):
                 await task

@@ -1,6 +1,7 @@
 """Offsets that the program commits or keeps itself, positions, lag, and resolved offsets."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -331,7 +332,9 @@ async def test_async_function_returns_the_start(
     await publish(client, stream, *range(6))
     await client.write_offset(stream, 'reader', 3, wait=True)
     source, calls = returning(offset)
-    async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream, offset=source, timeout=HANG)
+    ) as messages:
         assert calls == []
         assert await anext(messages) == first
         assert await anext(messages) == first + 1
@@ -364,7 +367,9 @@ async def test_error_of_the_function_is_raised_to_the_reader(
 ) -> None:
     await publish(client, stream, *range(3))
     source, calls = returning(error, error, rbs.Offset.offset(1))
-    async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream, offset=source, timeout=HANG)
+    ) as messages:
         for _ in range(2):
             with pytest.raises(type(error)) as caught:
                 await anext(messages)
@@ -378,14 +383,18 @@ async def test_result_of_the_function_is_checked(
     client: rbs.StreamsClient, stream: str, found: Any
 ) -> None:
     source, _ = returning(found)
-    async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream, offset=source, timeout=HANG)
+    ) as messages:
         with pytest.raises(TypeError, match='the result of the offset function must be Offset'):
             await anext(messages)
 
 
 async def test_function_must_be_async(client: rbs.StreamsClient, stream: str) -> None:
     source: Any = lambda stream: rbs.Offset.FIRST  # noqa: E731
-    async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream, offset=source, timeout=HANG)
+    ) as messages:
         with pytest.raises(TypeError, match='is not async'):
             await anext(messages)
     with pytest.raises(
@@ -398,7 +407,9 @@ async def test_function_is_called_again_after_the_stream_did_not_exist(
     client: rbs.StreamsClient, stream_name: str
 ) -> None:
     source, calls = returning(rbs.Offset.offset(1), rbs.Offset.offset(1))
-    async with client.subscribe(stream_name, offset=source, timeout=HANG) as messages:
+    async with contextlib.aclosing(
+        client.subscribe(stream_name, offset=source, timeout=HANG)
+    ) as messages:
         with pytest.raises(rbs.StreamDoesNotExist):
             await anext(messages)
         await client.create_stream(stream_name)
@@ -486,6 +497,68 @@ async def test_lag(client: rbs.StreamsClient, stream: str) -> None:
     # A group stores that if it begins with the first message of the stream.
     await client.write_offset(stream, 'reader', 2**64 - 1, wait=True)
     assert await client.lag(stream, 'reader') == ctx.stream_offset + 1
+
+
+async def test_lag_of_an_offset_that_the_program_keeps(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    assert await client.lag(stream, position=None) is None
+    assert await client.lag(stream, position=0) == 0  # no message is left: there is none
+    await publish(client, stream, *range(10))
+    for position in range(12):
+        assert await client.lag(stream, position=position) == max(0, 10 - position)
+    # A stored offset takes up an offset, after the messages and between them.
+    await client.write_offset(stream, 'other', 3, wait=True)
+    assert await client.lag(stream, position=10) == 0
+    await publish(client, stream, 'last')
+    next_offset = None
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+        async for batch in messages.batches(max_messages=4):
+            last = batch.offsets[-1]
+            next_offset = batch.next_offset
+            if batch[-1] == 'last':
+                break
+            assert await client.lag(stream, position=next_offset) == 11 - last
+    assert last == 11
+    assert await client.lag(stream, position=next_offset) == 0
+    assert await client.lag(stream, position=2**64 - 1) == 0
+
+
+async def test_lag_of_positions_by_partition(client: rbs.StreamsClient, super_stream: str) -> None:
+    orders = client.super_stream(super_stream)
+    names = await orders.partitions()
+    for name in names:
+        await publish(client, name, *range(10))
+    position = {names[0]: 3, names[1]: None, 'deleted': 5}
+    assert await orders.lag(position=position) == {names[0]: 7, names[1]: None, names[2]: None}
+    async with orders.subscribe(offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+        for _ in range(30):
+            await anext(messages)
+        assert await orders.lag(position=messages.position) == dict.fromkeys(names, 0)
+
+
+async def test_lag_needs_either_a_reference_or_a_position() -> None:
+    client: Any = rbs.streams_client('rabbitmq-stream://127.0.0.1:1/', connect_timeout=0.1)
+    orders: Any = client.super_stream('orders')
+    either = 'pass either reference or position'
+    with pytest.raises(rbs.ArgumentError, match=either):
+        await client.lag('orders')
+    with pytest.raises(rbs.ArgumentError, match=either):
+        await client.lag('orders', 'reader', position=None)
+    with pytest.raises(rbs.ArgumentError, match=either):
+        await orders.lag()
+    with pytest.raises(rbs.ArgumentError, match=either):
+        await orders.lag('reader', position={})
+    with pytest.raises(rbs.ArgumentTypeError, match='reference must be str, not int'):
+        await client.lag('orders', 5)
+    with pytest.raises(rbs.ArgumentTypeError, match='position must be int, not dict'):
+        await client.lag('orders', position={'orders': 5})
+    with pytest.raises(rbs.ArgumentError, match='position must be from 0'):
+        await client.lag('orders', position=-1)
+    with pytest.raises(rbs.ArgumentTypeError, match='position must be Mapping, not int'):
+        await orders.lag(position=5)
+    with pytest.raises(rbs.ArgumentError, match="position of 'orders-0' must be from 0"):
+        await orders.lag(position={'orders-0': -1})
 
 
 async def test_monitor_waits_until_everything_is_processed(

@@ -429,3 +429,36 @@ async def test_repeated_request_calls_the_hook_once(
         assert called == [stream]
         waiting.cancel()
     assert called == [stream]
+
+
+async def test_task_that_an_earlier_hook_has_created_closes_the_subscription(
+    clients: NewClient, super_stream: str, group: str, client: rbs.StreamsClient
+) -> None:
+    """It is no longer in the hook: closing calls the hook of the next activity."""
+    revoked: list[str] = []
+    closing: list[asyncio.Task[None]] = []
+    go_on = asyncio.Event()
+
+    async def close_later() -> None:
+        await go_on.wait()
+        await messages.close()
+
+    async def flush(name: str) -> None:
+        revoked.append(name)
+        closing.append(asyncio.create_task(close_later()))
+
+    messages = join(clients(), super_stream, group, flush, super_stream=True)
+    waiting = asyncio.create_task(anext(messages))
+    await until(lambda: len(messages.active) == 3, 'the member is active')
+    async with clients().super_stream(super_stream).subscribe(group=group) as other:
+        await other.open()
+        await until(lambda: len(messages.active) < 3, 'the member has handed over')
+    await until(lambda: len(messages.active) == 3, 'the member is active again')
+    earlier = [*revoked]
+    go_on.set()
+    async with asyncio.timeout(HANG):
+        await asyncio.gather(*closing)
+    names = await client.super_stream(super_stream).partitions()
+    assert sorted(revoked) == sorted([*earlier, *names])
+    with pytest.raises(StopAsyncIteration):
+        await waiting

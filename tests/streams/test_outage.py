@@ -4,6 +4,7 @@ The broker is scripted; tests in which time matters simulate it.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import struct
@@ -288,8 +289,8 @@ async def test_retries_of_subscribe(code: int) -> None:
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
-        subscribe(client) as messages,
-        subscribe(client) as others,
+        contextlib.aclosing(subscribe(client)) as messages,
+        contextlib.aclosing(subscribe(client)) as others,
     ):
         assert await anext(messages) == b'0'
         stream.on_subscribe = lambda reader: code
@@ -341,7 +342,7 @@ async def test_retries_of_requests_for_the_start_offset(code: int, key: Key) -> 
     async with (
         FakeBroker(on={key: refuse(code)}) as fake,
         rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
-        client.subscribe('test', offset=offset) as messages,
+        contextlib.aclosing(client.subscribe('test', offset=offset)) as messages,
     ):
         await check_retries(fake, key, code, anext(messages), first)
 
@@ -439,7 +440,7 @@ async def test_client_uses_a_node_that_comes_back(monkeypatch: pytest.MonkeyPatc
         FakeBroker(on=elsewhere.handlers()) as known,
         FakeBroker(on=stream.handlers(), at={Step.PEER_PROPERTIES: wire.RESETTING}) as member,
         rbs.streams_client(known.uri) as client,
-        subscribe(client) as messages,
+        contextlib.aclosing(subscribe(client)) as messages,
     ):
         known.handlers[wire.METADATA] = member.handlers[wire.METADATA] = members(member)
         waiting = asyncio.ensure_future(anext(messages))

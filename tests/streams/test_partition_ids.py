@@ -109,3 +109,33 @@ async def test_one_publisher_uses_one_kind_of_ids(
             await call(publisher, second)
     assert await stored(client, f'{orders.name}-a') == ['a1']
     assert await stored(client, f'{orders.name}-b') == []
+
+
+@pytest.mark.parametrize('explicit', [False, True])
+async def test_messages_that_wait_for_their_route_decide_the_kind_of_ids(
+    client: rbs.StreamsClient, orders: SuperStream, explicit: bool
+) -> None:
+    kinds: list[Any] = ['a1', rbs.Message('b1', publish_id=9)]
+    first, second = reversed(kinds) if explicit else kinds
+    async with orders.publisher(route=rbs.by_key(key)) as publisher:
+        publisher.batch(first)
+        with pytest.raises(rbs.ArgumentError, match='uses one kind only'):
+            publisher.batch(second)
+        await publisher.flush()
+    found = [*await stored(client, f'{orders.name}-a'), *await stored(client, f'{orders.name}-b')]
+    assert found == ['b1' if explicit else 'a1']
+
+
+async def test_closed_publisher_says_so_whatever_the_timeout(
+    client: rbs.StreamsClient, orders: SuperStream
+) -> None:
+    publishers: list[Any] = [
+        await client.publisher(f'{orders.name}-a'),
+        await orders.publisher(route=by_name),
+        await orders.publisher(route=rbs.by_key(key)),
+    ]
+    for publisher in publishers:
+        await publisher.close()
+        for timeout in (None, 0, 1):
+            with pytest.raises(rbs.PublisherError, match='is closed'):
+                await publisher.send('a', timeout)

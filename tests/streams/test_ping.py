@@ -4,6 +4,7 @@ Where time matters, the broker is scripted and time is simulated.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -244,7 +245,7 @@ async def test_ping_that_connects_ends_the_backoff_of_others() -> None:
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.subscribe('test', amqp=False) as messages,
+        contextlib.aclosing(client.subscribe('test', amqp=False)) as messages,
     ):
         publisher = await client.publisher('test')
         waiting = asyncio.ensure_future(anext(messages))

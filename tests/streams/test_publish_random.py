@@ -118,11 +118,13 @@ class Caller:
 
     def send(self, publisher: rbs.Publisher) -> Awaitable[Any]:
         timeout = 0.002 if self.chance(0.2) else None
-        match self.source.randrange(5):
+        match self.source.randrange(6):
             case 0:
                 return publisher.send('x', timeout)
             case 4:
                 return self.batch(publisher)
+            case 5:
+                return publisher.flush(timeout)
             case 1:
                 return publisher.submit('x', timeout)
             case 2:

@@ -4,6 +4,7 @@ Most tests use the fake broker, whose connections they cut.
 """
 
 import asyncio
+import contextlib
 import gc
 import struct
 from collections.abc import Callable, Iterator
@@ -263,7 +264,7 @@ async def test_cancelled_first_wait_does_not_move_the_start() -> None:
     async with (
         FakeBroker(on=handlers) as fake,
         rbs.streams_client(fake.uri) as client,
-        subscribe(client, offset=rbs.Offset.NEXT) as messages,
+        contextlib.aclosing(subscribe(client, offset=rbs.Offset.NEXT)) as messages,
     ):
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: bool(held), 'the client asks for the last chunk')
@@ -285,7 +286,9 @@ async def test_connecting_continues_after_a_message_timeout() -> None:
     ) as fake:
         async with (
             rbs.streams_client(fake.uri) as client,
-            client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False, timeout=0.05) as messages,
+            contextlib.aclosing(
+                client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False, timeout=0.05)
+            ) as messages,
         ):
             for _ in range(3):
                 with pytest.raises(MessageTimeout):

@@ -164,7 +164,7 @@ async def test_message_that_arrives_with_a_refusal_is_sent(monkeypatch: pytest.M
         rbs.streams_client(fake.uri) as client,
         client.publisher('test', amqp=False) as publisher,
     ):
-        session = publisher._require_session()
+        session = publisher._session
         after_settled = session.after_settled
 
         def with_message() -> None:

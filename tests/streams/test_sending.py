@@ -17,7 +17,8 @@ from rbfly.net.retry import Refusal
 from rbfly.net.uri import Settings
 from rbfly.net.waiting import CloseTimeout
 from rbfly.protocol._engine import Engine
-from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
+from rbfly.streams._sending import PublisherCore
+from rbfly.streams.error import PublishError, StreamConnectionError
 from rbfly.streams.publishing import PublisherSession
 from rbfly.streams.types import PublisherInfo
 from tests.stream_wire import confirm, feed, read_publish, refuse
@@ -82,21 +83,24 @@ class Cluster:
         raise AssertionError
 
 
-def session_of(connection: Connection) -> PublisherSession:
+def session_of(connection: Connection, core: PublisherCore | None = None) -> PublisherSession:
     """Return a session whose registration is open."""
-    cluster = Cluster(connection)
-    session = PublisherSession(cluster, 'stream', '')  # type: ignore[arg-type]
+    cluster: Any = Cluster(connection)
+    if core is None:
+        core = rbs.Publisher._new_core(PublisherInfo('stream'))
+    session = PublisherSession(cluster, 'stream', '', core)
     registration: Any = session.registration
     registration.connection, registration.id = connection, 3
     registration.state = State.OPEN
     cluster.registrations[registration] = None
+    session.on_open(registration.connection, 3)
     return session
 
 
 def attach(cls: type[P], connection: Connection) -> P:
-    publisher = cls(3, PublisherInfo('stream'), object(), 0)
-    publisher._attach(session_of(connection))
-    return publisher
+    core = cls._new_core(PublisherInfo('stream'))
+    core.window.start_at(0)
+    return cls(session_of(connection, core), object())
 
 
 @pytest.fixture(params=[asyncio.Task, _PyTask], ids=['C', 'Python'])
@@ -354,15 +358,6 @@ async def test_confirm_before_the_task_awaits_it(task_factory: Any) -> None:
     await asyncio.wait_for(world.task(late('confirmed')), 10)
     with pytest.raises(ValueError, match='the end'):
         await asyncio.wait_for(world.task(late('given up')), 10)
-
-
-async def test_used_before_it_is_declared() -> None:
-    publisher = rbs.Publisher(3, PublisherInfo('stream'), object(), 0)
-    with pytest.raises(PublisherError, match='not open'):
-        await publisher.send(b'x')
-    batch = rbs.PublisherBatchFast(3, PublisherInfo('stream'), object(), 0)
-    with pytest.raises(PublisherError, match='not open'):
-        batch.batch(b'x')
 
 
 async def test_concurrent_flushes_and_a_cancelled_one() -> None:

@@ -195,8 +195,8 @@ async def check(
         try:
             old = await fill(other, stream, end)
             offset, before = choose(old) if old or choose is not last else (rbs.Offset.LAST, 0)
-            async with client.subscribe(
-                stream, offset=offset, filter=filter, timeout=HANG
+            async with contextlib.aclosing(
+                client.subscribe(stream, offset=offset, filter=filter, timeout=HANG)
             ) as messages:
                 waiting = await lose(client, messages, loss)
                 new = await grow(other, stream, growth)
@@ -272,7 +272,7 @@ async def test_shorter_stream_is_another_one(
         memory.publish('orders', i)
     async with (
         rbs.streams_client(memory.uri) as client,
-        client.subscribe('orders', offset=offset, timeout=HANG) as messages,
+        contextlib.aclosing(client.subscribe('orders', offset=offset, timeout=HANG)) as messages,
     ):
         waiting = await lose(client, messages, loss)
         async with outage(memory):
@@ -310,7 +310,9 @@ async def test_lagging_replica_is_the_same_stream(
             memory.publish('orders', i)
         async with (
             rbs.streams_client(memory.uri) as client,
-            client.subscribe('orders', offset=offset, timeout=HANG) as messages,
+            contextlib.aclosing(
+                client.subscribe('orders', offset=offset, timeout=HANG)
+            ) as messages,
         ):
             waiting = await lose(client, messages, 'subscribed')
             async with outage(memory):
@@ -327,7 +329,9 @@ async def test_fast_clock_of_the_broker_does_not_indicate_another_stream(
     memory.publish('orders', 0)
     async with (
         rbs.streams_client(memory.uri) as client,
-        client.subscribe('orders', offset=rbs.Offset.NEXT, timeout=HANG) as messages,
+        contextlib.aclosing(
+            client.subscribe('orders', offset=rbs.Offset.NEXT, timeout=HANG)
+        ) as messages,
     ):
         waiting = await lose(client, messages, 'subscribed')
         async with outage(memory):
@@ -341,7 +345,9 @@ async def test_offset_applies_to_a_recreated_stream_if_no_message_was_read(
     memory.create_stream('orders')
     async with (
         rbs.streams_client(memory.uri) as client,
-        client.subscribe('orders', offset=rbs.Offset.offset(2), timeout=HANG) as messages,
+        contextlib.aclosing(
+            client.subscribe('orders', offset=rbs.Offset.offset(2), timeout=HANG)
+        ) as messages,
     ):
         waiting = await lose(client, messages, 'subscribed')
         async with outage(memory):
@@ -359,7 +365,9 @@ async def test_subscription_starts_at_the_first_message_after_a_deletion_error(
     memory.create_stream('orders')
     async with (
         rbs.streams_client(memory.uri) as client,
-        client.subscribe('orders', offset=rbs.Offset.offset(2), timeout=HANG) as messages,
+        contextlib.aclosing(
+            client.subscribe('orders', offset=rbs.Offset.offset(2), timeout=HANG)
+        ) as messages,
     ):
         waiting = await lose(client, messages, 'subscribed')
         memory.delete_stream('orders')

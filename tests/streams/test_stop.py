@@ -83,13 +83,14 @@ async def test_iteration_ends_after_the_current_message_and_stores_its_offset(
 async def test_stop_before_the_first_message(client: rbs.StreamsClient, stream: str) -> None:
     await fill(client, stream)
     for opened in (False, True):
-        async with subscribe(client, stream) as messages:
+        async with contextlib.aclosing(subscribe(client, stream)) as messages:
             if opened:
                 await messages.open()
             messages.stop()
+            await messages.open()
+            assert [item async for item in messages] == []
             with pytest.raises(rbs.SubscriptionClosed):
                 await messages.open()
-            assert [item async for item in messages] == []
     assert await client.read_offset(stream, 'reader') is None
 
 
@@ -298,8 +299,10 @@ async def test_open_ends_when_the_subscription_stops() -> None:
         opening = asyncio.create_task(messages.open())
         await turns()
         messages.stop()
-        with pytest.raises(rbs.SubscriptionClosed, match='ended'):
-            await opening
+        await opening
+        assert [item async for item in messages] == []
+        with pytest.raises(rbs.SubscriptionClosed, match='closed'):
+            await messages.open()
 
 
 async def test_offset_is_stored_again_if_the_connection_is_lost_before_it_is_read_back() -> None:

@@ -78,7 +78,7 @@ async def test_open_and_a_task_that_reads_both_raise_the_error(
 async def test_open_of_a_closed_subscription(client: rbs.StreamsClient, stream: str) -> None:
     async with client.subscribe(stream) as messages:
         pass
-    with pytest.raises(rbs.SubscriptionClosed, match='ended') as caught:
+    with pytest.raises(rbs.SubscriptionClosed, match='is closed') as caught:
         await messages.open()
     assert isinstance(caught.value, rbs.SubscriptionError)
 

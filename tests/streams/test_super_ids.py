@@ -71,7 +71,7 @@ async def test_id_of_a_withdrawn_message_may_be_used_again(
     async with client.super_stream('orders').publisher(route=route) as publisher:
         await publisher.send(ctx('0', 1))
         broker.stop_node(node := broker.leader('orders-0'))
-        registration = publisher._publishers[0]._require_session().registration
+        registration = publisher._publishers[0]._session.registration
         await until(lambda: not registration.is_open, 'the connection is lost')
         with pytest.raises(rbs.ConfirmTimeout) as caught:
             await publisher.send(ctx('0 late', 2), timeout=0.01)

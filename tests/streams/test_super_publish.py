@@ -469,7 +469,7 @@ async def test_tasks_that_one_read_wakes_share_one_frame_per_partition(
         written.clear()
         all_written.clear()
 
-        used = [item._require_session().registration for item in publisher._publishers]
+        used = [item._session.registration for item in publisher._publishers]
         head = wire.CONFIRM.pack
         confirms = b''.join(
             head(33, wire.PUBLISH_CONFIRM, 1, item.id, 3) + b''.join(map(wire.U64.pack, (1, 2, 3)))

@@ -383,7 +383,7 @@ async def test_asynchronous_iterator_ends_when_a_message_is_refused(
         with pytest.raises(rbs.PublishError) as caught:
             await publisher.send_many(messages())
         assert caught.value.stream in NAMES
-        assert not any(item._require_session().receiving for item in publisher._publishers)
+        assert not any(item._session.receiving for item in publisher._publishers)
 
 
 async def test_message_to_several_partitions_names_the_one_that_refuses(

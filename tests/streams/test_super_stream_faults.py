@@ -1,6 +1,7 @@
 """Reading a super stream of the in-memory broker: turns, faults, and partitions that change."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import random
@@ -384,7 +385,9 @@ async def test_refusal_of_all_partitions_is_one_error(monkeypatch: pytest.Monkey
         refused: list[None] = []
         bodies: set[Any] = set()
         errors = 0
-        async with client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST) as messages:
+        async with contextlib.aclosing(
+            client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST)
+        ) as messages:
             with monkeypatch.context() as patched:
                 patched.setitem(HANDLERS['4.3'], Key.SUBSCRIBE, refuse)
                 waiting = asyncio.create_task(anext(messages))

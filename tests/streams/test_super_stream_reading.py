@@ -127,7 +127,9 @@ async def test_offset_by_partition(kind: str, client: rbs.StreamsClient, super_s
 async def test_commit_without_manual_tracking_fails_before_the_subscription_opens(
     client: rbs.StreamsClient, tracking: rbs.OffsetTracking | None
 ) -> None:
-    async with client.super_stream('orders').subscribe(commit=tracking) as messages:
+    async with contextlib.aclosing(
+        client.super_stream('orders').subscribe(commit=tracking)
+    ) as messages:
         for offsets in (None, {'orders-0': 1}):
             with pytest.raises(rbs.SubscriptionError, match=r"'orders' does not allow commit"):
                 await messages.commit(offsets)
@@ -142,8 +144,8 @@ async def test_commit_position_and_write_offset_by_partition(
     with pytest.raises(LookupError, match='has not received its last message from super stream'):
         await orders.write_offset('written')
     tracking = rbs.OffsetTracking('manual', manual=True)
-    async with client.super_stream(super_stream).subscribe(
-        offset=rbs.Offset.FIRST, commit=tracking
+    async with contextlib.aclosing(
+        client.super_stream(super_stream).subscribe(offset=rbs.Offset.FIRST, commit=tracking)
     ) as messages:
         assert messages.position == {}
         await messages.open()
@@ -261,12 +263,14 @@ async def test_deleted_super_stream(client: rbs.StreamsClient, super_stream: str
 
 @pytest.mark.parametrize('how', ['anext', 'open', 'fetch'])
 async def test_missing_super_stream(how: str, client: rbs.StreamsClient, stream: str) -> None:
-    async with client.super_stream('missing-super').subscribe() as messages:
+    async with contextlib.aclosing(client.super_stream('missing-super').subscribe()) as messages:
         call = {'anext': messages.__anext__, 'open': messages.open, 'fetch': messages.fetch}[how]
         for _ in range(2):
             with pytest.raises(rbs.StreamDoesNotExist, match="'missing-super'"):
                 await asyncio.wait_for(call(), HANG)
-    async with client.super_stream(stream).subscribe() as messages:  # not a super stream
+    async with contextlib.aclosing(
+        client.super_stream(stream).subscribe()
+    ) as messages:  # not a super stream
         with pytest.raises(
             rbs.StreamDoesNotExist,
             match=rf"'{stream}' is a stream, not a super stream: use client\.",
@@ -277,7 +281,7 @@ async def test_missing_super_stream(how: str, client: rbs.StreamsClient, stream:
 
 
 async def test_super_stream_as_a_plain_stream(client: rbs.StreamsClient, super_stream: str) -> None:
-    async with client.subscribe(super_stream) as messages:
+    async with contextlib.aclosing(client.subscribe(super_stream)) as messages:
         with pytest.raises(rbs.StreamDoesNotExist, match='is a super stream'):
             await anext(messages)
 

@@ -29,7 +29,7 @@ async def client(broker: StreamBroker) -> AsyncIterator[rbs.StreamsClient]:
 
 async def lose(broker: StreamBroker, *publishers: Any) -> None:
     """Cut the connections; the next ones are refused."""
-    sessions = [item._require_session() for item in publishers]
+    sessions = [item._session for item in publishers]
     broker.refuse()
     broker.close_connections()
     await until(

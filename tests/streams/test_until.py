@@ -556,6 +556,9 @@ async def test_open_after_the_last_message() -> None:
         stream.reader.peer.transport.abort()
         await until(lambda: not registration.is_open, 'the connection is lost')
         assert not messages._advance(messages._session.cursor, KINDS['body'], 0)
+        await messages.open()
+        assert await bodies(messages) == []
+        assert len(stream.readers) == 1
         with pytest.raises(SubscriptionClosed):
             await messages.open()
 

@@ -39,6 +39,7 @@ class Router:
     names: Final[tuple[str, ...]]
     partitions: Final[dict[str, Partition]]
     cache: Final[dict[str, _Found]]
+    holds: bool
     def __init__(
         self,
         route: object,
@@ -50,7 +51,6 @@ class Router:
 
 class RoutedBase:
     _router: Router
-    _holds: bool
     def batch(self, message: _Message) -> None: ...
     def _begin(
         self, message: _Message, timeout: float | None

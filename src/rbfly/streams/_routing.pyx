@@ -164,6 +164,7 @@ cdef class Router:
     cdef uint32_t count     # of slots
     cdef bint hashed, asked
     cdef Ids ids
+    cdef public bint holds  # messages of `batch` wait for their routes
 
     def __init__(self, route, tuple names, dict partitions):
         self.route = route
@@ -205,7 +206,7 @@ cdef class Router:
         # automatic one could hide a later explicit one from the broker.
         cdef Partition item
         for item in self.partitions.values():
-            if self.ids != ANY and item.window.has_last:
+            if self.ids != ANY and (self.holds or item.window.has_last):
                 this, others = 'an automatic', 'explicit'
                 if has_id(message):
                     this, others = 'an explicit', 'automatic'
@@ -269,14 +270,14 @@ cdef class RoutedBase:
     """Methods of publishers over partitions that run for each message."""
 
     cdef public Router _router
-    cdef public bint _holds         # messages of `batch` wait for their routes
 
     @cython.binding(False)
     def batch(self, message):
         """batch($self, message)\n--\n
         Queue a message for its partition; `flush` sends it.
 
-        See :meth:`Publisher.batch`.  With :func:`by_key`, a message whose route is unknown, and
+        See :meth:`Publisher.batch`; the next `send`, for example, sends what is queued for the
+        partition of its own message.  With :func:`by_key`, a message whose route is unknown, and
         those after it, are encoded only when the broker has reported the route: do not change them
         before.
 
@@ -289,7 +290,7 @@ cdef class RoutedBase:
         if self._router is None:
             raise PublisherError(NOT_OPEN)
         found = self._router._find(message)
-        if type(found) is Partition and not self._holds:
+        if type(found) is Partition and not self._router.holds:
             (<Partition> found).publisher.batch(message)
         else:
             self._batch(found, message)
@@ -305,7 +306,7 @@ cdef class RoutedBase:
         if router is None:          # only `__new__` was called
             raise PublisherError(NOT_OPEN)
         found = router._find(message)
-        if type(found) is not Partition or self._holds:
+        if type(found) is not Partition or router.holds:
             return self._send(found, message, timeout)
         if timeout is None and not has_id(message):
             wait = (<Partition> found).publisher._begin(message)

@@ -45,7 +45,6 @@ class PublisherCore:
     watched: bool
     def __init__(
         self,
-        error: Exception,
         loop: asyncio.AbstractEventLoop,
         window: PublishWindow,
         semaphore: Callable[[Callable[[int], bool]], SemaphoreState],

@@ -107,7 +107,6 @@ cdef class Wakeups:
 cdef class PublisherCore:
     """Puts messages into the window, writes frames, and wakes the tasks that await confirms.
 
-    :param error: why the publisher takes no messages before `bind`.
     :param loop: event loop of the publisher.
     :param window: messages that are not settled.
     :param semaphore: class of the semaphore for the window's capacity, called with `has_capacity`.
@@ -141,9 +140,8 @@ cdef class PublisherCore:
     cdef rbfly_step step            # task step in which the loop was last checked
 
     def __init__(
-        self, error, loop, PublishWindow window not None, semaphore, bint bounded=True
+        self, loop, PublishWindow window not None, semaphore, bint bounded=True
     ):
-        self.error = error
         self.loop = loop
         self.window = window
         self.capacity = semaphore(self.has_capacity)
@@ -433,8 +431,8 @@ cdef class PublisherBase:
         Encode a message and queue it; `flush` sends it.
 
         Never waits.  The next `send`, `submit`, `send_many` or `close` also sends what is queued,
-        so that messages leave in the order of the calls; a publisher that awaits confirms may send
-        it earlier.
+        so that messages of a task leave in the order of its calls; a publisher that awaits
+        confirms may send it earlier.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0; the batch is unchanged.

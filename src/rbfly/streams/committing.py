@@ -67,7 +67,8 @@ class Commits:
             if self._lock is None:
                 self._lock = asyncio.Lock()
             assert manual.reference is not None
-            connect, term = self.connect(found), self._term
+            term = None if self._is_late(found) else self._term
+            connect = partial(self._connect, term, found)
             async with self._lock:
                 try:
                     await store_offset(
@@ -91,6 +92,13 @@ class Commits:
         has been active since this call.
         """
         return partial(self._connect, self._term, offset)
+
+    def _is_late(self, offset: int | None) -> bool:
+        """True if the member has not been active since it received the message with an offset."""
+        member = self._member
+        if member is None:
+            return False
+        return not member.may_store or (offset is not None and offset < self._cursor.skip_before)
 
     @property
     def _term(self) -> int | None:
@@ -118,7 +126,7 @@ class Commits:
         manual = manual_tracking(self._tracking, of)
         if offset is not None:
             check_integer('offset', offset, 0, 2**64 - 1)
-        if self._member is not None and not self._member.may_store:
+        if self._is_late(offset):
             return manual, offset  # which `commit` cannot store
         delivered = self._cursor.delivered
         if offset is None and delivered is not None:
@@ -150,9 +158,12 @@ class Commits:
 
     def _not_stored(self, offset: int) -> OffsetNotStored:
         """Return the error of an offset that the member must not store."""
+        member, why = self._member, 'is no longer active'
+        if member is not None and member.may_store and self._is_late(offset):
+            why = 'was not active in between'
         error = OffsetNotStored(
-            f'the {self._member!r} is no longer active: offset {offset} is not stored; the'
-            ' messages after the stored offset are delivered again'
+            f'the {member!r} {why}: offset {offset} is not stored; the messages after the stored'
+            ' offset are delivered again'
         )
         reference = None if self._tracking is None else self._tracking.reference
         return about(error, self._stream, reference)

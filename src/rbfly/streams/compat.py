@@ -26,8 +26,8 @@ class PublisherBatchFast(Publisher):
 class PublisherBatchLimit(PublisherBatchFast):
     """A :class:`Publisher` whose `batch` waits while too many messages are queued."""
 
-    def _attach(self, session: PublisherSession) -> None:
-        super()._attach(session)
+    def __init__(self, session: PublisherSession, client: object) -> None:
+        super().__init__(session, client)
         core = self._core  # the session must not refer to the publisher
         contexts: list[MessageCtx] = []
 
@@ -49,7 +49,7 @@ class PublisherBatchLimit(PublisherBatchFast):
         :param max_len: maximum number of queued messages, at least 1.
         """
         check_integer('max_len', max_len, 1, MAX_LEN)
-        session, queue, window = self._require_session(), self._queue, self._core.window
+        session, queue, window = self._session, self._queue, self._core.window
         session.check()
         if queue.waiting or not queue.has_capacity(max_len):
             await queue.wait(max_len, 1)

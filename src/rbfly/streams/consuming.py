@@ -11,6 +11,7 @@ from ..checks import check_type
 from ..error import (
     ArgumentTypeError,
     CallbackError,
+    OffsetGapError,
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
@@ -434,23 +435,28 @@ class SubscriptionSession(Owner):
     # -- the waiting task
 
     async def open(self) -> None:
-        """Wait until the broker has accepted the subscription.
+        """Wait until the broker has accepted the subscription, or nothing is left to read.
 
-        :raises SubscriptionClosed: the subscription has ended.
+        :raises SubscriptionClosed: the subscription is closed.
         """
         self._cluster.check_loop()
-        while not self.registration.is_open and not self.cursor.has_messages:
-            self._check_open()
+        while not self._is_ready and not self.closed:
             self.on_wait(finished=False)
-            if self._waiter.ended:
-                break
-            # until the registration is open, has failed, or is not needed
-            await self._opening.wait()
-        self._check_open()
+            if not self._waiter.ended:
+                # until the registration is open, has failed, or is not needed
+                await self._opening.wait()
+        if self.closed:
+            raise about(SubscriptionClosed(f'the {self!r} is closed'), self.stream)
 
-    def _check_open(self) -> None:
-        if self.closed or self._waiter.ended:
-            raise about(SubscriptionClosed(f'the {self!r} has ended'), self.stream)
+    @property
+    def _is_ready(self) -> bool:
+        """True if the iteration need not open the subscription to miss no message."""
+        return (
+            self.registration.is_open
+            or self.cursor.has_messages
+            or self._waiter.ended
+            or isinstance(self._error, OffsetGapError)  # raised by the iteration, which continues
+        )
 
     def on_wait(self, *, finished: bool = True) -> None:
         """A task is about to wait: raise the pending error, or open the registration.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from typing import Any
 
 from ..checks import check_timeout, check_type
 from ..error import (
@@ -57,6 +58,16 @@ class Group(CheckedRecord):
     stranded_after: float | None = None
     on_revoke: OnRevoke | None = None
 
+    def __init__(
+        self,
+        name: str,
+        *,
+        handover_timeout: float = 30.0,
+        stranded_after: float | None = None,
+        on_revoke: OnRevoke | None = None,
+    ) -> None:
+        super().__init__(name, handover_timeout, stranded_after, on_revoke)
+
     def __post_init__(self) -> None:
         check_type('group', self.name, str)
         if not self.name:
@@ -75,7 +86,8 @@ class Group(CheckedRecord):
             )
 
 
-HOOKS: ContextVar[tuple[Revocation, ...]] = ContextVar('rbfly_hooks', default=())
+# The hooks that run, with their tasks.
+HOOKS: ContextVar[tuple[tuple[Revocation, Any], ...]] = ContextVar('rbfly_hooks', default=())
 
 
 class Revocation:
@@ -88,8 +100,8 @@ class Revocation:
 
     @property
     def is_here(self) -> bool:
-        """True in the hook, and in the tasks that it has created."""
-        return self in HOOKS.get()
+        """True in the hook, and in the tasks that it has created, until the hook has ended."""
+        return any(hook is self and not task.done() for hook, task in HOOKS.get())
 
     async def wait(self) -> None:
         """Call the hook, unless it was called, and wait for its end; cancelling that has no effect.
@@ -113,13 +125,15 @@ class Revocation:
 
     async def _call(self) -> CallbackError | None:
         assert self._group.on_revoke is not None
-        HOOKS.set((*HOOKS.get(), self))
+        token = HOOKS.set((*HOOKS.get(), (self, asyncio.current_task())))
         try:
             await self._group.on_revoke(self._stream)
         except BaseException as ex:
             if is_foreign(ex):
                 raise
             return CallbackError(of_callback(ex, self._where))
+        finally:
+            HOOKS.reset(token)  # else the task forms a cycle
         return None
 
     @property

@@ -357,12 +357,11 @@ class MergedSession:
     async def open(self) -> None:
         """Wait until the broker has accepted the subscriptions of all partitions.
 
-        :raises SubscriptionClosed: the subscription has ended.
+        :raises SubscriptionClosed: the subscription is closed.
         """
         self._cluster.check_loop()
         pending = True
-        while pending:
-            self._check_open()
+        while pending and not self._has_ended:
             self.on_wait(finished=False)
             pending = not self._is_listed
             for partition in list(self.partitions.values()):
@@ -375,15 +374,11 @@ class MergedSession:
                     except (StreamDoesNotExist, SubscriptionClosed):
                         self.turns.dry.add(partition.cursor)
                         pending = True
-            if pending:
-                self._check_open()
+            if pending and not self._has_ended:
                 self._list()
                 await self._opening.wait()
-        self._check_open()
-
-    def _check_open(self) -> None:
-        if self._has_ended:
-            raise about(SubscriptionClosed(f'the {self!r} has ended'), self.stream)
+        if self._closing:
+            raise about(SubscriptionClosed(f'the {self!r} is closed'), self.stream)
 
     # -- offsets
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 from weakref import WeakSet
 
 from ..amqp._message import last_offset
 from ..checks import check_integer, check_stream, check_type
 from ..error import (
+    ArgumentError,
     OffsetNotStored,
     ProtocolError,
     RbFlyError,
@@ -139,32 +140,60 @@ class OffsetMethods:
         check_type('offset', offset, Offset)
         return await resolve(self._cluster, stream, offset)
 
-    @repeated
-    async def lag(self, stream: str, reference: str) -> int | None:
-        """Return how far a stored offset is behind the last message; None if none is stored.
+    @overload
+    async def lag(self, stream: str, reference: str) -> int | None: ...
 
-        0 means that every message is processed: none follows the stored offset.  Any other number
-        is the offset of the last message minus the stored one.  That is at least the number of
+    @overload
+    async def lag(self, stream: str, *, position: int | None) -> int | None: ...
+
+    @repeated
+    async def lag(
+        self, stream: str, reference: str | None = None, *, position: Any = ...
+    ) -> int | None:
+        """Return how many offsets are left to read, up to the last message; None if the start is
+        unknown.
+
+        0 means that every message is processed.  Any other number is at least the number of
         messages left, because stored offsets also take up offsets of the stream, unless the broker
-        writes them together with messages.  A group that begins with the first message may have
-        stored 2**64 - 1, which counts as the offset before the first one.
+        writes them together with messages.  Messages that retention has removed do not count.
 
         The leader of the stream sends its last chunk of messages for this, so ask every few
         seconds, not all the time.  If the client cannot reach the leader, it asks another node,
         which may not have the last messages.
 
         :param stream: name of the stream.
-        :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+        :param reference: name of a stored offset, at most 255 bytes of UTF-8: the messages after
+            that offset are left.  A group that begins with the first message may have stored
+            2**64 - 1, which counts as the offset before the first one.
+        :param position: or the offset of the next message to read, for a program that keeps it
+            itself: `next_offset` of its last message or batch; None if it has read no message.
+        :type position: int | None
+        :raises ValueError: not exactly one of `reference` and `position` is given, or one of them
+            is out of range.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
         :raises StreamConnectionError: the client cannot connect.
         :raises ProtocolError: the broker refused the request.
         """
-        check_names(stream, reference)
-        stored = await self.read_offset(stream, reference)
-        if stored is None:
+        check_either(reference, position)
+        check_stream(stream)
+        if reference is not None:
+            check_names(stream, reference)
+            stored = await self.read_offset(stream, reference)
+            position = None if stored is None else next_offset(stored)
+        if position is None:
             return None
-        return max(0, await end_of_messages(self._cluster, stream) - next_offset(stored))
+        check_integer('position', position, 0, OFFSET_MAX)
+        connection, _ = await self._cluster.leader(stream)
+        first, _ = await counting.chunk_ids(connection, stream)
+        start: int = max(position, first or 0)
+        return max(0, await end_of_messages(self._cluster, stream) - start)
+
+
+def check_either(reference: object, position: object) -> None:
+    """Check that there is either a reference or a position."""
+    if (reference is None) == (position is ...):
+        raise ArgumentError('pass either reference or position')
 
 
 def check_names(stream: str, reference: str) -> None:

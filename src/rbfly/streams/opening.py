@@ -70,6 +70,7 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
     :param client: kept alive by the publisher.
     :param names: sessions of the client's publishers, by stream and name; refers to them weakly.
     :param wait: wait until the publisher is declared; if false, declare it in the background.
+    :param cls: class of the publisher; None for Publisher.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
         names: MutableMapping[tuple[str, str], PublisherSession],
         info: PublisherInfo,
         wait: bool,
+        cls: type[Any] | None = None,
     ) -> None:
         self.client = client
         self.cluster = cluster
         self.names = names
         self.info = info
         self.wait = wait
+        self.cls: type[Any] = Publisher if cls is None else cls
         self._sessions: list[PublisherSession] = []
         self._publisher: T | None = None  # in `async with`
         self._held = False
@@ -136,7 +139,7 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
         try:
             publisher = await self._open(sessions)
         except BaseException as ex:
-            call_each([session.registration.close for session in sessions])
+            call_each([session.end for session in sessions])
             self._held = False
             if isinstance(ex, RbFlyError):
                 about(ex, self.info.stream)
@@ -155,7 +158,7 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
                 ' close it, or choose another name'
             )
             raise about(error, stream)
-        session = PublisherSession(self.cluster, stream, name)
+        session = PublisherSession(self.cluster, stream, name, self.cls._new_core(self.info))
         sessions.append(session)
         if name:
             self.names[stream, name] = session
@@ -180,26 +183,14 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
 
 
 class OpenPublisher(Opener[P]):
-    """Opens a publisher of one stream.
-
-    :param cls: class of the publisher.
-    """
-
-    cls: type[Any]
-
-    def __init__(self, *args: Any) -> None:
-        *common, cls = args
-        self.cls = Publisher if cls is None else cls
-        super().__init__(*common)
+    """Opens a publisher of one stream."""
 
     async def _open(self, sessions: list[PublisherSession]) -> P:
         session = self._new_session(self.info.stream, sessions)
-        publisher_id = 0
         if self.wait:
-            publisher_id = await session.registration.open()
+            await session.registration.open()
         else:
             session.registration.patient = True
             session.registration.ensure_open()
-        publisher: P = self.cls(publisher_id, self.info, self.client, session.last_id + 1)
-        publisher._attach(session)
+        publisher: P = self.cls(session, self.client)
         return publisher

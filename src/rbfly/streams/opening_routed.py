@@ -11,7 +11,6 @@ from typing import Any
 from ..net.connection import disconnected
 from ..net.observer import Life, Observer, State
 from ..net.waiting import fail, outcome
-from ..record import replace
 from .confirmation import set_attribute
 from .opening import Opener
 from .partitions import AT_ONCE, PACE, query_partitions
@@ -56,17 +55,8 @@ class OpenSuperStream(Opener[SuperStreamPublisher]):
         finally:
             self.cluster.observers.remove(declared)
         self.windows |= set(sessions)
-        limit = max(
-            info.sub_entry_size or 1, min(share_windows(self.windows), info.max_unconfirmed)
-        )
-        publishers = []
-        for session in sessions:
-            part = replace(info, stream=session.stream, max_unconfirmed=limit)
-            publisher_id = max(session.registration.id, 0)
-            publisher = Publisher(publisher_id, part, self.client, session.last_id + 1)
-            publisher._attach(session)
-            session.limit = info.max_unconfirmed
-            publishers.append(publisher)
+        share_windows(self.windows)
+        publishers = [Publisher(session, self.client) for session in sessions]
         return SuperStreamPublisher(self.cluster, info, self.route, names, publishers, self.windows)
 
 

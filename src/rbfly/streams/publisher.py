@@ -21,7 +21,7 @@ from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
 from . import types
 from ._confirm import ConfirmFuture
-from ._sending import NOT_OPEN, PublisherBase, PublisherCore
+from ._sending import PublisherBase, PublisherCore
 from .confirmation import Confirmation, Failures, summary
 from .publisher_base import BasePublisher
 from .publishing import PublisherSession
@@ -34,7 +34,8 @@ class Publisher(PublisherBase, BasePublisher):
     """Sends messages to a stream; safe to use from many tasks at once.
 
     `send`, `submit` and `send_many` send messages at once; `batch` queues them for `flush`.
-    Messages leave in the order of the calls.  :meth:`StreamsClient.publisher` creates a publisher.
+    Messages of a task leave in the order of its calls.  :meth:`StreamsClient.publisher` creates a
+    publisher.
 
     It ends with `close`, or at the end of `async with client.publisher(...)`.  A publisher that
     loses its last reference before that also ends: it sends all queued messages, but does not wait
@@ -47,33 +48,27 @@ class Publisher(PublisherBase, BasePublisher):
 
     _amqp = True  # if false, messages are bytes, regardless of the argument `amqp`
     _bounded = True  # `batch` queues at most `max_unconfirmed` messages
-    _session: PublisherSession | None = None  # set by `_attach`
 
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
-        self.name: str = info.name
-        self.stream: str = info.stream
+    def __init__(self, session: PublisherSession, client: object) -> None:
+        self.name: str = session.name
+        self.stream: str = session.stream
         self._client = client  # keeps the client alive
+        self._session = session
+        self._core = session.core
+        self._failures = Failures()
+        self._reported = False  # `close` has raised the failures
+
+    @classmethod
+    def _new_core(cls, info: PublisherInfo) -> PublisherCore:
+        """Return the window of a publisher, and the tasks that wait for it."""
         sub_entry = None
         if info.sub_entry_size:
             compress = compressor(info.compression)
             sub_entry = SubEntry(info.sub_entry_size, info.compression.code, compress)
-        window = PublishWindow(
-            publisher_id,
-            0,
-            info.max_unconfirmed,
-            message_id,
-            info.filter_extract,
-            info.amqp and self._amqp,
-            sub_entry,
-        )
+        amqp = info.amqp and cls._amqp
+        window = PublishWindow(0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry)
         window.named = bool(info.name)
-        loop = asyncio.get_running_loop()
-        error = PublisherError(NOT_OPEN)
-        self._core = PublisherCore(error, loop, window, WindowSemaphore, self._bounded)
-        self._failures = Failures()
-        self._reported = False  # `close` has raised the failures
+        return PublisherCore(asyncio.get_running_loop(), window, WindowSemaphore, cls._bounded)
 
     @property
     def next_publish_id(self) -> int:
@@ -85,7 +80,7 @@ class Publisher(PublisherBase, BasePublisher):
         :raises PublisherError: `wait=False` was passed for a publisher with a name, and the broker
             has not declared it.
         """
-        if self._session is not None and self._session.undeclared:
+        if self._session.undeclared:
             raise PublisherError(self._session.not_declared)
         return self._core.window.next_id
 
@@ -103,23 +98,13 @@ class Publisher(PublisherBase, BasePublisher):
         publisher takes no more messages: it is closed, its client was disconnected, or another
         publisher uses its name."""
         session, core = self._session, self._core
-        if session is None or session.is_over or core.capacity.waiting:
+        if session.is_over or core.capacity.waiting:
             return 0
         return core.free()
 
     def __del__(self) -> None:
-        if self._session is not None:
+        if self._core is not None:  # else only `__new__` was called
             self._session.abandon()
-
-    def _attach(self, session: PublisherSession) -> None:
-        """Publish through a session."""
-        self._session = session
-        session.bind(self._core)
-
-    def _require_session(self) -> PublisherSession:
-        if self._session is None:
-            raise PublisherError(NOT_OPEN)
-        return self._session
 
     async def close(self) -> None:
         """Send all queued messages, and wait until all messages are confirmed.
@@ -138,11 +123,11 @@ class Publisher(PublisherBase, BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect to confirm messages whose
             outcome is unreported.
         """
-        session, core = self._require_session(), self._core
-        batches = [*core.flushed, core.filling]
+        session, core = self._session, self._core
 
-        def failures() -> list[Exception]:
+        def failures() -> list[Exception]:  # that no call of `flush` has raised
             # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
+            batches = (*core.flushed, core.filling)
             found = [batch.error for batch in batches if batch.error is not None]
             found = [error for error in found if not isinstance(error, PublisherNameInUse)]
             return found + self._failures.errors()
@@ -160,7 +145,7 @@ class Publisher(PublisherBase, BasePublisher):
 
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
-        self._require_session().abort(error)
+        self._session.abort(error)
 
     async def send(
         self, message: types.AMQPBody | MessageCtx, timeout: float | None = None
@@ -196,7 +181,8 @@ class Publisher(PublisherBase, BasePublisher):
         if timeout is not None:
             until = end_of(timeout)
             if until == NOW:
-                raise self._require_session().no_time()
+                self._session.check()
+                raise self._session.no_time()
         wait: ConfirmFuture | None
         try:
             wait = self._begin(message)
@@ -213,17 +199,17 @@ class Publisher(PublisherBase, BasePublisher):
             if await in_time(wait, until):
                 return
         except asyncio.CancelledError:
-            self._require_session().give_up(wait)
+            self._session.give_up(wait)
             raise
-        session = self._require_session()
+        session = self._session
         raise session.confirm_timeout(timeout, session.give_up(wait))
 
     async def _wait_and_put(
         self, message: types.AMQPBody | MessageCtx, timeout: float | None, until: float | None
     ) -> ConfirmFuture:
         """Wait for capacity, then put a message into the window; return what to await."""
-        if not await self._require_session().wait_capacity(1, until):
-            raise self._require_session().window_timeout(timeout)
+        if not await self._session.wait_capacity(1, until):
+            raise self._session.window_timeout(timeout)
         try:
             return self._put(message)
         except BaseException as ex:
@@ -252,7 +238,7 @@ class Publisher(PublisherBase, BasePublisher):
         :raises WindowTimeout: the window had no capacity in time; the message was not sent.
         """
         until = None if timeout is None else end_of(timeout)
-        session, core = self._require_session(), self._core
+        session, core = self._session, self._core
         session.check()
         if not await session.wait_capacity(1, until):
             raise session.window_timeout(timeout)
@@ -302,13 +288,14 @@ class Publisher(PublisherBase, BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
-        return await ManyMessages(self._require_session()).send(messages, timeout, progress)
+        return await ManyMessages(self._session).send(messages, timeout, progress)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
 
         Also reports messages of `batch` that another call has sent, and those of an earlier call of
-        `flush` that timed out.  With `wait=False` and a name, waits until the publisher is
+        `flush` that timed out.  If other messages fill the window, so that `batch` has refused one,
+        waits until there is capacity.  With `wait=False` and a name, waits until the publisher is
         declared.
 
         :param timeout: seconds to wait for the confirms; None for no limit.  0 raises
@@ -322,13 +309,16 @@ class Publisher(PublisherBase, BasePublisher):
             `reconnect_timeout`.
         """
         until = None if timeout is None else end_of(timeout)
-        session, core = self._session or self._require_session(), self._core
+        session, core = self._session, self._core
         if session.undeclared and (until == NOW or not await session.wait_declared(until)):
             raise session.window_timeout(timeout)
         if until == NOW and any(item.remaining for item in (*core.flushed, core.filling)):
             raise session.no_time()
         # Includes batches of a flush that timed out, or that runs concurrently.
         batches = core.flush()
+        full, session.full = session.full, False
+        if full and not batches and core.room() <= 0:  # other messages use the window
+            await core.capacity.wait(1, 0, until)
         for batch in batches:
             if batch.settled:
                 continue

@@ -41,7 +41,7 @@ class PublisherSession(Owner):
     """Owns the registration of a publisher; does not refer to the object that the user holds.
 
     :param name: name for deduplication, empty for none.
-    :ivar last_id: last publishing id of that name; 0 for none.
+    :param core: the window of unconfirmed messages, and the tasks that wait for it.
     :ivar undeclared: the publisher has a name, and is not declared for the first time: all capacity
         is reserved, because only the broker knows its next publishing id.
     :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
@@ -51,71 +51,49 @@ class PublisherSession(Owner):
     :ivar sequence: detects another publisher of the same name; None without a name.
     :ivar limit: most messages in flight that the program allows.
     :ivar abandoned: the program has dropped its last reference to the publisher.
+    :ivar full: `batch` has refused a message: the next `flush` waits until there is capacity.
     """
 
     role = Role.PUBLISH
     open_until_closed = True
 
-    def __init__(self, cluster: Cluster, stream: str, name: str) -> None:
+    def __init__(self, cluster: Cluster, stream: str, name: str, core: PublisherCore) -> None:
         self.stream = stream
         self.name = name
-        self.last_id: int = 0
-        self.undeclared: bool = False
+        self.core = core
+        self.undeclared: bool = bool(name)
         self.abandoned: bool = False
+        self.full: bool = False
         self.registration: Registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
-        self.queues: list[WindowSemaphore] = []
+        self.queues: list[WindowSemaphore] = [core.capacity]
         self.sequence: SequenceCheck | None = (
             SequenceCheck(self.registration, stream, name) if name else None
         )
         self.closing: CloseTimeout = cluster.closing
         self._cluster = cluster
-        self._core: PublisherCore | None = None
         self._opened = False
         self._generation = cluster.generation
-        self.limit: int = 0  # set by `bind`
+        self.limit: int = core.window.max_unconfirmed
         self._idle = WaitingTasks()  # while closing it, until no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
         self._reported = False  # a call has raised PublisherNameInUse
+        if name:
+            core.capacity.reserved += UNDECLARED
+        if cluster.busy_poll:
+            core.poll = BusyPoll(core.loop, cluster.busy_poll)
+        core.bind(self)
 
     def __repr__(self) -> str:
         name = f' {self.name!r}' if self.name else ''
         return f'publisher{name} of {self.stream!r}'
 
-    @property
-    def core(self) -> PublisherCore:
-        """The window of unconfirmed messages, and the tasks that wait for it."""
-        assert self._core is not None
-        return self._core
-
-    def bind(self, core: PublisherCore) -> None:
-        """Publish the messages of a core from now on."""
-        self._core = core
-        self.limit = core.window.max_unconfirmed
-        core.bind(self)
-        if self._cluster.busy_poll:
-            core.poll = BusyPoll(core.loop, self._cluster.busy_poll)
-        self.queues.append(core.capacity)
-        if self.name and not self.registration.declared:
-            self.undeclared = True
-            core.capacity.reserved += UNDECLARED
-        connection = self.registration.connection
-        if connection is not None and self.registration.is_open:  # else lost in the meantime
-            self.on_open(connection, self.registration.id)
-
-    def _start_ids(self, core: PublisherCore) -> None:
-        """Take messages: a publisher with a name is declared, and its next id is known."""
-        self.undeclared = False
-        core.window.start_at(self.last_id + 1)
-        core.capacity.reserved -= UNDECLARED
-        core.bind(self)
-
     # -- the registration
 
     @property
     def resent(self) -> int:
-        return 0 if self._core is None else self._core.window.resent
+        return self.core.window.resent
 
     async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
         return commands.DeclarePublisher(id, self.name, self.stream)
@@ -124,33 +102,32 @@ class PublisherSession(Owner):
         if self.sequence is None:
             return
         if self.registration.declared:
-            if self._core is not None:
-                self.sequence.ask(self._core)
+            self.sequence.ask(self.core)
             return
-        self.last_id = await self.sequence.open(connection)
-        if self.last_id == ID_MAX:
+        last_id = await self.sequence.open(connection)
+        if last_id == ID_MAX:
             raise PublisherError(
                 f'publisher {self.name!r} on stream {self.stream!r} has already used the'
                 f' highest publishing id, {ID_MAX}: choose another name'
             )
+        self.core.window.start_at(last_id + 1)
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_publisher(id, None)
         if self.sequence is not None:
             self.sequence.stop()
-        if self._core is not None:
-            self._core.suspend()
+        self.core.suspend()
         return commands.DeletePublisher(id)
 
     def on_open(self, connection: Connection, id: int) -> None:
-        core = self._core
+        core = self.core
         if not self._opened:
             self._opened = True
             self.registration.end_outage()  # the first open was no outage
-        if core is None:
-            return
-        if self.undeclared:
-            self._start_ids(core)
+        if self.undeclared:  # a publisher with a name: its next id is known now
+            self.undeclared = False
+            core.capacity.reserved -= UNDECLARED
+            core.bind(self)
         connection.set_publisher(id, core.window)
         core.resume(connection, id)
         self._note_sent()
@@ -159,21 +136,18 @@ class PublisherSession(Owner):
             self._idle.wake()
 
     def on_lost(self, error: RbFlyError) -> None:
-        core = self._core
-        if core is not None and core.closed and not core.window.awaited:
+        if self.core.closed and not self.core.window.awaited:
             return  # nothing is left to wait for
         self.registration.ensure_open()
 
     def on_failed(self, error: Exception) -> None:
         """Raise the error in waiting calls; the next call declares the publisher again."""
-        if self._core is not None:
-            self._core.fail(error)
-            self._give_up(error)
+        self.core.fail(error)
+        self._give_up(error)
 
     def on_resume(self) -> None:
-        if self._core is not None:
-            self._core.write()
-            self._note_sent()
+        self.core.write()
+        self._note_sent()
 
     # -- messages
 
@@ -215,9 +189,7 @@ class PublisherSession(Owner):
 
     def resize(self, limit: int) -> None:
         """Limit the messages in flight, also by the limit that the publisher was opened with."""
-        core = self._core
-        if core is None:
-            return
+        core = self.core
         core.window.resize(min(self.limit, limit))
         waiting = core.capacity.waiting
         for wait, (asked, amount) in waiting.items():
@@ -260,6 +232,7 @@ class PublisherSession(Owner):
 
         :param error: why the publisher is not declared.
         """
+        self.full = True
         if self.undeclared:
             error = PublisherError(self.not_declared) if error is None else copy_error(error)
             set_attribute(error, 'outcome', 'not_sent')
@@ -447,7 +420,7 @@ class PublisherSession(Owner):
             return
         self._begin_close()
         if core.loop.is_closed():  # no call waits any more
-            self._end()
+            self.end()
             return
         errors = (
             PublisherError(f'{self!r} was closed before the confirm'),
@@ -474,7 +447,7 @@ class PublisherSession(Owner):
             cause = self._refusal or registration.problem
         finally:
             self._on_progress = None
-            self._end(*errors)
+            self.end(*errors)
         if sent or unsent:  # not in the handler: the TimeoutError refers to the task
             raise self._gave_up(sent, unsent, cause)
         if self.sequence is not None and self.sequence.error is not None and not self._reported:
@@ -506,7 +479,7 @@ class PublisherSession(Owner):
                 if self.core.error is None:
                     self.core.release()
         finally:
-            self._end(error)
+            self.end(error)
 
     def abandon(self) -> None:
         """Close without waiting: the program has dropped its last reference to the publisher.
@@ -518,7 +491,7 @@ class PublisherSession(Owner):
             return
         self.abandoned = True
         if loop.is_closed():
-            self._end()
+            self.end()
         else:  # never directly: the garbage collector may run within any method of the core
             text = f'{self!r} was closed because the program dropped its last reference'
             loop.call_soon_threadsafe(self.abort, PublisherError(text))
@@ -527,7 +500,7 @@ class PublisherSession(Owner):
         self.registration.begin_close()
         self.core.close()
 
-    def _end(self, *errors: Exception) -> None:
+    def end(self, *errors: Exception) -> None:
         """Give up if there are errors, end the registration and drop references.
 
         The publisher goes with the last reference.

@@ -100,7 +100,7 @@ class RoutedMany(ManyMessages):
     def _on_raised(self, error: Exception) -> None:
         for item in self._routed.used:
             if item.publisher.stream == getattr(error, 'stream', None):
-                item.publisher._require_session().on_raised(error)
+                item.publisher._session.on_raised(error)
 
     def _timed_out(self, text: str) -> ConfirmTimeout:
         busy = [item for item, group in self._routed.used.items() if group.remaining]
@@ -157,7 +157,7 @@ class RoutedMany(ManyMessages):
             self._has_waited |= isinstance(found, str)
             self._targets = targets = await self._route(found)
             for item in targets:
-                item.publisher._require_session().check()
+                item.publisher._session.check()
             if routed.has_failed(targets):
                 return None
             for item in targets:
@@ -165,7 +165,7 @@ class RoutedMany(ManyMessages):
                 if core.capacity.waiting or not core.has_capacity(1):
                     routed.write()  # for the other partitions
                     self._has_waited = True
-                    session = item.publisher._require_session()
+                    session = item.publisher._session
                     await session.wait_capacity(core.window.frame_entries)
                 if self._has_failed():
                     return None
@@ -218,7 +218,7 @@ class RoutedMany(ManyMessages):
                 if error := await self._place(found):
                     return error
                 for item in self._targets:
-                    receiving = item.publisher._require_session().receiving
+                    receiving = item.publisher._session.receiving
                     if item in routed.used and routed.used[item] not in receiving:
                         receiving[routed.used[item]] = stop
                         watched.append(item)
@@ -230,7 +230,7 @@ class RoutedMany(ManyMessages):
             return None
         finally:
             for item in watched:
-                del item.publisher._require_session().receiving[routed.used[item]]
+                del item.publisher._session.receiving[routed.used[item]]
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
         pass  # each partition checks its own

@@ -61,6 +61,11 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         return f'<{type(self).__name__} stream={self.stream!r} offset={self._offset!r}>'
 
     async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self._session.close(wait=False)
+            raise
         return self
 
     async def __aexit__(
@@ -110,19 +115,24 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
     async def open(self) -> None:
         """Wait until the broker has accepted the subscription.
 
-        Without `open`, the subscription starts when the program asks for the first message.  After
-        `open`, a subscription that starts at `Offset.NEXT` receives every message that is published
-        from then on.
+        `async with` does the same.  Without either, the subscription opens when the program asks
+        for the first message.  Once it is open, a subscription that starts at `Offset.NEXT`
+        receives every message that is published from then on.  A member of a group need not be
+        active: it is open when the broker has registered it.
 
-        Returns at once if the subscription is open, or has messages to deliver.  During an outage,
-        `open` waits until the subscription is open again.  Other tasks may call it, or wait for
-        messages, at the same time.  Cancelling it has no effect on the subscription.
+        Returns at once if the subscription is open, has messages to deliver, or has nothing to read
+        before `until` or after `stop`.  During an outage, `open` waits until the subscription is
+        open again.  It leaves an :class:`.OffsetGapError` to the iteration.  The subscription's
+        `timeout` does not limit it.  Other tasks may call it, or wait for messages, at the same
+        time.  Cancelling it has no effect on the subscription.
 
-        :raises SubscriptionClosed: the subscription has ended.
+        :raises SubscriptionClosed: the subscription is closed.
         :raises StreamDoesNotExist: the stream does not exist, or was deleted.
         :raises StreamConnectionError: the client could not connect within its `connect_timeout` or
             `reconnect_timeout`, or was disconnected.
         :raises ProtocolError: the broker refused the subscription.
+        :raises SubscriptionError: the stored offset to start from is 2**64 - 1, or the broker is
+            too old for `until` or `group`.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         await own_errors(self._session.open())
@@ -200,10 +210,11 @@ class Subscription(BaseSubscription[Body]):
     `fetch` returns the bodies that have arrived.  The type of bodies is `Any`; with `amqp=False`,
     it is `bytes`: `Subscription[bytes]`.
 
-    The subscription starts with `open`, or when the program asks for the first message.  If the
-    connection is lost, or the stream moves to another node, it reconnects and resumes after the
-    last message that it delivered.  It ends with `stop` or `aclose`, at the end of `async with`, or
-    when the program drops its last reference.
+    `async with` opens and closes the subscription.  It raises the errors of `open`, and then closes
+    it, as when the task is cancelled meanwhile.  If the connection is lost, or the stream moves to
+    another node, the subscription reconnects and resumes after the last message that it delivered.
+    It ends with `stop` or `close`, at the end of `async with`, or when the program drops its last
+    reference.
 
     Waiting for a message raises:
 
@@ -255,9 +266,10 @@ class Subscription(BaseSubscription[Body]):
             the current message or batch; before the first message, this does nothing.
         :raises SubscriptionError: the subscription has no `commit='manual'`.
         :raises ValueError: the message with this offset was not received.
-        :raises OffsetNotStored: the broker has another offset, or none; or the member of a group is
-            no longer active.  Without an offset, this is raised once for messages that a member has
-            delivered and the program had not committed: a member receives them again.
+        :raises OffsetNotStored: the broker has another offset, or none; or the member of a group
+            has lost its activity since it received the message, even if it is active again.
+            Without an offset, this is raised once for messages that a member has delivered and the
+            program had not committed: a member receives them again.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the client could not connect within `reconnect_timeout`, or
             was disconnected.
@@ -292,7 +304,10 @@ class SuperStreamSubscription(BaseSubscription[Body]):
 
     @property
     def active(self) -> tuple[str, ...]:
-        """The partitions whose messages the broker delivers: in a group, to this member."""
+        """Names of the partitions whose messages the broker delivers: in a group, to this member.
+
+        A tuple, empty if there are none, where `Subscription.active` is a bool.
+        """
         return self._session.active
 
     @property

@@ -19,7 +19,7 @@ from .arguments import stream_arguments
 from .handover import Group
 from .management import ClientBase
 from .merged import Offsets
-from .offsets import check_names
+from .offsets import check_either, check_names
 from .opening import publisher_info
 from .opening_routed import OpenSuperStream
 from .partitions import AT_ONCE, query_partitions
@@ -200,13 +200,35 @@ class SuperStream:
 
     # -- offsets
 
+    @overload
+    async def lag(self, reference: str) -> dict[str, int | None]: ...
+
+    @overload
+    async def lag(self, *, position: Mapping[str, int | None]) -> dict[str, int | None]: ...
+
     @repeated
-    async def lag(self, reference: str) -> dict[str, int | None]:
-        """Return how far stored offsets are behind, by partition: see :meth:`StreamsClient.lag`.
+    async def lag(
+        self, reference: str | None = None, *, position: Any = ...
+    ) -> dict[str, int | None]:
+        """Return how many offsets are left to read, by partition: see :meth:`StreamsClient.lag`.
 
         It asks for 32 partitions at once.
+
+        :param position: offset of the next message to read, by partition; the result is None for a
+            partition that is missing.  Names that are no partitions are ignored.
+        :type position: Mapping[str, int | None]
         """
-        return await self._by_partition(self._client.lag, reference)
+        check_either(reference, position)
+        if reference is not None:
+            check_names(self.name, reference)
+            return await self._by_partition(lambda name: self._client.lag(name, reference))
+        check_type('position', position, Mapping)
+        for name, value in position.items():
+            if value is not None:
+                check_integer(f'position of {name!r}', value, 0, OFFSET_MAX)
+        return await self._by_partition(
+            lambda name: self._client.lag(name, position=position.get(name))
+        )
 
     @repeated
     async def read_offset(self, reference: str) -> dict[str, int | None]:
@@ -215,17 +237,15 @@ class SuperStream:
         :raises StreamDoesNotExist: there is no such super stream, or it is a stream.
         :raises ProtocolError: the broker refused a request.
         """
-        return await self._by_partition(self._client.read_offset, reference)
-
-    async def _by_partition(
-        self, query: Callable[[str, str], Awaitable[T]], reference: str
-    ) -> dict[str, T]:
         check_names(self.name, reference)
+        return await self._by_partition(lambda name: self._client.read_offset(name, reference))
+
+    async def _by_partition(self, query: Callable[[str], Awaitable[T]]) -> dict[str, T]:
         names = await self.partitions()
         found: dict[str, T] = {}
         for start in range(0, len(names), AT_ONCE):
             part = names[start : start + AT_ONCE]
-            values = await asyncio.gather(*(query(name, reference) for name in part))
+            values = await asyncio.gather(*map(query, part))
             found.update(zip(part, values, strict=True))
         return found
 

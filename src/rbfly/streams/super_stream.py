@@ -182,7 +182,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
     async def _close_each(self) -> list[Exception]:
         """Close all partitions; return their errors."""
         if self._held:
-            closing = self._publishers[0]._require_session().closing
+            closing = self._publishers[0]._session.closing
             try:
                 async with closing.limit():  # the partitions then wait less
                     await self._route_held()
@@ -202,7 +202,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         for task in self._asking.values():
             task.cancel()
         for item in self._publishers:
-            self._windows.discard(item._require_session())
+            self._windows.discard(item._session)
         share_windows(self._windows)
         if self._held:
             self._drop_held('before it was closed')
@@ -220,16 +220,16 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
     def _check_open(self) -> None:
         """Check that the publisher takes messages; a partition may have failed."""
-        session = self._publishers[0]._require_session()
+        session = self._publishers[0]._session
         session.core.check_loop()
         if session.is_closed:
             session.check()
 
     def _timed_out(self, waited: Targets, text: str) -> ConfirmTimeout:
         """Return the error of a call that has waited for the confirms of partitions."""
-        sessions = [item.publisher._require_session() for item in waited]
+        sessions = [item.publisher._session for item in waited]
         problems = [item for item in sessions if item.registration.problem is not None]
-        session = [*problems, *sessions, self._publishers[0]._require_session()][0]
+        session = [*problems, *sessions, self._publishers[0]._session][0]
         error: ConfirmTimeout = session.timed_out(ConfirmTimeout, text, self.stream)
         error.stream = session.stream if problems else None
         return error
@@ -258,7 +258,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
         First, queue the messages of `batch` before it.
         """
-        if self._holds:
+        if self._router.holds:
             await self._in_time(self._route_held(), until, timeout, 'the messages queued before')
         if not isinstance(found, str):
             return as_targets(found)
@@ -348,7 +348,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         except asyncio.CancelledError:
             if isinstance(wait, ConfirmFuture):
                 for item in self._publishers:  # the others do not know the message
-                    item._require_session().give_up(wait)
+                    item._session.give_up(wait)
             raise
 
     async def _send(
@@ -360,7 +360,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         """Send a message that does not have just one partition that is known."""
         until = None if timeout is None else end_of(timeout)
         if until == NOW:
-            raise self._publishers[0]._require_session().no_time()
+            self._check_open()
+            raise self._publishers[0]._session.no_time()
         targets = await self._targets(found, until, timeout)
         if len(targets) == 1:
             await targets[0].publisher.send(message, left(until))
@@ -453,7 +454,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
         And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
         """
-        session = self._publishers[0]._require_session()
+        session = self._publishers[0]._session
         route, before = self._targets, self._route_held
         many = RoutedMany(session, self._router, route, before, self._check_open, self._timed_out)
         return await many.send(messages, timeout, progress)
@@ -462,18 +463,18 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
     def _batch(self, found: Found, message: Message) -> None:
         """Queue a message for several partitions, or until its route is known."""
-        if self._holds or isinstance(found, str):
+        if self._router.holds or isinstance(found, str):
             self._check_open()
             if len(self._held) >= self._info.max_unconfirmed:
-                raise self._publishers[0]._require_session().batch_full()
+                raise self._publishers[0]._session.batch_full()
             # raises the error of a message that cannot be encoded
             PublishWindow(0, 0, 1, 0, None, self._info.amqp).put(message, None)
             self._held.append((found, message))
-            self._holds = True
+            self._router.holds = True
             return
         targets = as_targets(found)
         for item in targets:  # all or none
-            session = item.publisher._require_session()
+            session = item.publisher._session
             session.check()
             if session.core.room() <= 0:
                 raise session.batch_full()
@@ -496,7 +497,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
         :raises RbFlyError: the broker did not report a route; the messages stay.
         """
-        if not self._holds:
+        if not self._router.holds:
             return
         async with self._routing:
             keys = {found for found, _ in self._held if isinstance(found, str)}
@@ -509,15 +510,22 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
                         found = self._router.cache.get(found) or await self._ask(found)
                     targets = as_targets(found)
                     while full := [item for item in targets if item.core.room() <= 0]:
-                        await full[0].publisher._require_session().wait_capacity()
-                    self._put(targets, message)
+                        await full[0].publisher._session.wait_capacity()
+                        if any(item.core.room() <= 0 for item in targets):
+                            full[0].core.capacity.grant()  # others may use it meanwhile
+                    try:
+                        self._put(targets, message)
+                    except BaseException:
+                        for item in targets:
+                            item.core.capacity.grant()
+                        raise
                 except Exception as ex:
                     if isinstance(ex, RbFlyError) and ex.retriable:
                         raise
                     self._held_errors.append(ex)
                 if self._held:  # else closed meanwhile
                     self._held.popleft()
-            self._holds = False
+            self._router.holds = False
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
@@ -535,11 +543,15 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         self._publishers[0]._core.check_loop()
         until = None if timeout is None else end_of(timeout)
         if until == NOW and self._held:
-            raise self._publishers[0]._require_session().no_time()
-        if self._holds:
+            raise self._publishers[0]._session.no_time()
+        if self._router.holds:
             await self._in_time(self._route_held(), until, timeout, 'the queued messages')
         self._check_open()
-        busy = [i for i in self._publishers if i._core.filling.count or i._core.flushed]
+        busy = [
+            item
+            for item in self._publishers
+            if item._core.filling.count or item._core.flushed or item._session.full
+        ]
         calls = [functools.partial(item.flush, left(until)) for item in busy]
         errors, self._held_errors = self._held_errors, []
         raise_summary(errors + await self._each(calls))
