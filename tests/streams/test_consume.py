@@ -677,7 +677,7 @@ async def test_slow_consumer_limits_the_broker_and_delays_no_other() -> None:
                 stream.append(b'%d' % i)
             assert await anext(slow) == b'0'
             assert await take(fast, 100) == [b'%d' % i for i in range(100)]
-            assert stream.readers[0].sent == 4
+            assert stream.readers[0].sent <= 4
             await until(lambda: beats >= 5, 'the client has sent five heartbeats')
             assert await take(slow, 99) == [b'%d' % i for i in range(1, 100)]
         assert len(fake.connections) == 1

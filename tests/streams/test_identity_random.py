@@ -10,6 +10,7 @@ import asyncio
 import random
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from itertools import repeat
 
 import pytest
@@ -226,7 +227,7 @@ async def run_growth(source: random.Random) -> None:
     async with (
         FakeBroker(on=handlers) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.subscribe('test', offset=history.offset, amqp=False) as messages,
+        aclosing(client.subscribe('test', offset=history.offset, amqp=False)) as messages,
     ):
         reading = asyncio.ensure_future(history.read(messages))
         for _ in range(source.randint(0, 30)):
@@ -270,8 +271,10 @@ async def run(source: random.Random) -> None:
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.subscribe(
-            'test', offset=offset, amqp=False, initial_credit=source.choice([1, 2, 10])
+        aclosing(
+            client.subscribe(
+                'test', offset=offset, amqp=False, initial_credit=source.choice([1, 2, 10])
+            )
         ) as messages,
     ):
         reading = asyncio.ensure_future(history.read(messages))

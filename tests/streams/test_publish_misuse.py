@@ -147,7 +147,7 @@ async def test_interrupted_close_ends_a_concurrent_close(cls: type) -> None:
         with pytest.raises(PublisherError, match='was closed because of CancelledError'):
             await sending
         await asyncio.wait([closing])
-        assert cls is rbs.Publisher or isinstance(closing.exception(), PublisherError)
+        assert closing.exception() is None  # `send` or `flush` has raised the error
 
 
 @pytest.mark.own_clock
