@@ -165,8 +165,9 @@ async def test_offset_is_written_on_the_connection_of_the_active_member(
 ) -> None:
     """A member that does not know yet that it has lost its connection changes nothing."""
     client, other = clients(), clients()
+    options: Any = {'offset': rbs.Offset.FIRST, 'commit': 'manual'}
     await publish(client, stream, range(10))
-    first = client.subscribe(stream, group=group, offset=rbs.Offset.FIRST)
+    first = client.subscribe(stream, group=group, **options)
     assert await take(first, 5) == [*range(5)]
     await client.write_offset(stream, group, 3, wait=True)
     connection = first._session.registration.connection
@@ -174,7 +175,7 @@ async def test_offset_is_written_on_the_connection_of_the_active_member(
     sent = connection.requests_sent
     await client.write_offset(stream, group, 4, wait=wait)
     assert connection.requests_sent > sent or not wait
-    async with other.subscribe(stream, group=group, offset=rbs.Offset.FIRST) as second:
+    async with other.subscribe(stream, group=group, **options) as second:
         connection.abort()
         assert await take(second, 5) == [*range(5, 10)]
         await other.write_offset(stream, group, 9, wait=True)
@@ -193,7 +194,9 @@ async def test_offset_is_not_written_again_after_a_lost_connection(
     """While it waits to write, or for the answer, the member loses its connection."""
     client, other = clients(), clients()
     await publish(client, stream, range(10))
-    async with client.subscribe(stream, group=group, offset=rbs.Offset.FIRST) as messages:
+    async with client.subscribe(
+        stream, group=group, offset=rbs.Offset.FIRST, commit='manual'
+    ) as messages:
         assert await take(messages, 5) == [*range(5)]
         connection = messages._session.registration.connection
         assert connection is not None
