@@ -10,7 +10,6 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
-from rbfly.streams import offsets
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests import fake as wire
@@ -242,7 +241,7 @@ async def test_close_on_a_lagging_replica_stores_the_offset(
     async def chunk_ids(connection: object, stream: str) -> tuple[int, int]:
         return -1, -1
 
-    monkeypatch.setattr(offsets, 'chunk_ids', chunk_ids)
+    monkeypatch.setattr('rbfly.streams.offsets.counting.chunk_ids', chunk_ids)
     async with StreamBroker(nodes=3) as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         for i in range(4):
