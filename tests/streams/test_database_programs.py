@@ -233,7 +233,8 @@ async def test_members_with_overlapping_batches(
 ) -> None:
     """The first member still works on a batch of a partition that the second one reads now."""
     client = clients()
-    partition = (await client.super_stream(super_stream).partitions())[1]
+    # The second member takes over the partition 1 when it joins.
+    partition = (await client.super_stream(super_stream).partitions())[how == 'late']
     await publish(client, partition, orders(COUNT), sub_entry_size=COUNT)
     reported = client.events()
     first = Program('group', super_stream, database, client, 10, super_stream=True)
@@ -246,8 +247,11 @@ async def test_members_with_overlapping_batches(
             if isinstance(event, events.HandoverLate):
                 break
     else:
-        await until(lambda: second.client.messages is not None, 'the second member begins')
-        await second.client.messages.open()
+        # RabbitMQ before 4.1.2 may strand a group whose member is cut off while it hands over.
+        await until(
+            lambda: second.client.messages is not None and bool(second.client.messages.active),
+            'the second member is active',
+        )
         await cut(first.client.messages)
     await second.hold(1)
     second.go(1)
