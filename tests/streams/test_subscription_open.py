@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ async def test_connection_lost_during_open() -> None:
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.subscribe('test', amqp=False, timeout=HANG) as messages,
+        aclosing(client.subscribe('test', amqp=False, timeout=HANG)) as messages,
     ):
         task = asyncio.create_task(messages.open())
         await until(lambda: bool(stream.readers), 'the client subscribes')

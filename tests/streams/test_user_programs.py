@@ -206,7 +206,8 @@ class Archivers:
     def __init__(self, uri: str, stream: str, path: Path, rng: Random) -> None:
         self.command = 'archiver', uri, stream, path
         self.rng = rng
-        self.db = sqlite3.connect(path, timeout=HANG)
+        # A frozen worker may lock the database: a query waits no longer than this.
+        self.db = sqlite3.connect(path, timeout=0.1)
         self.workers: list[tuple[asyncio.subprocess.Process, contextlib.AsyncExitStack]] = []
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
