@@ -92,7 +92,7 @@ async def test_cancelled_open_has_no_effect() -> None:
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         for turns in itertools.count():
-            async with client.subscribe('test', timeout=HANG) as messages:
+            async with aclosing(client.subscribe('test', timeout=HANG)) as messages:
                 task = asyncio.create_task(messages.open())
                 for _ in range(turns):
                     await asyncio.sleep(0)
