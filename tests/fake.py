@@ -239,6 +239,10 @@ class FakeBroker:
             for connection in self.connections:
                 connection.transport.abort()
 
+    def has_received(self, key: int) -> bool:
+        """True if a client has sent a command with that key."""
+        return any(key in connection.commands() for connection in self.connections)
+
     def write(self, connection: FakeConnection, data: bytes) -> None:
         if self._write is not None:
             self._write(connection, data)

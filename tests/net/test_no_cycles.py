@@ -161,7 +161,7 @@ async def test_client_and_task_are_released_after_a_cancelled_close(
     async def use(client: rbs.StreamsClient, fake: FakeBroker) -> None:
         task = asyncio.create_task(close(client))
         await until(
-            lambda: any(unanswered in peer.commands() for peer in fake.connections),
+            lambda: fake.has_received(unanswered),
             'the request to close is sent',
         )
         task.cancel()

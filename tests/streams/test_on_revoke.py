@@ -196,7 +196,7 @@ async def test_next_iteration_raises_the_error_of_the_hook(
     assert caught.value.__notes__ == [where]
     await until(lambda: other.active == (partition,), 'the other member is active')
     left = await stored_in(client, partition)
-    await until(lambda: len(repeated) == len(left), 'what is not stored is delivered again')
+    await until(lambda: len(repeated) == len(left), 'messages without a stored offset are repeated')
     assert repeated == [(partition, body) for body in left]
     reading = asyncio.create_task(read())  # the iteration continues with the other partitions
     await load(client, super_stream, range(30, 60))

@@ -1,7 +1,8 @@
 """Random walks of groups whose members collect messages and write them in `on_revoke`.
 
-The members join, stop and close, are killed, and lose their connections.  What is handed over in
-order is written exactly once; what is lost is written again, unless it was committed.
+The members join, stop and close, are killed, and lose their connections.  Members that hand over in
+order write each message exactly once.  After a kill or a lost connection, another member writes the
+messages again that were not committed.
 """
 
 import asyncio
@@ -32,8 +33,8 @@ class Member(Observer):
     """A program in a group, with a client and a proxy of its own.
 
     :ivar held: offset and body of the messages that it has collected, by stream.
-    :ivar history: what has happened to each stream.
-    :ivar wrong: what must not happen.
+    :ivar history: the steps of the member (active, revoked, handed over, lost), by stream.
+    :ivar wrong: descriptions of the invariants that the member broke.
     """
 
     def __init__(self, walk: 'Walk', proxy: Proxy) -> None:

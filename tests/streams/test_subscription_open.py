@@ -184,7 +184,7 @@ async def test_closed_during_open() -> None:
         messages = client.subscribe('test')
         task = asyncio.create_task(messages.open())
         await until(
-            lambda: any(wire.SUBSCRIBE in item.commands() for item in fake.connections),
+            lambda: fake.has_received(wire.SUBSCRIBE),
             'the client subscribes',
         )
         await messages.aclose()

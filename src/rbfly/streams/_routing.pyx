@@ -276,10 +276,10 @@ cdef class RoutedBase:
         """batch($self, message)\n--\n
         Queue a message for its partition; `flush` sends it.
 
-        See :meth:`Publisher.batch`; the next `send`, for example, sends what is queued for the
-        partition of its own message.  With :func:`by_key`, a message whose route is unknown, and
-        those after it, are encoded only when the broker has reported the route: do not change them
-        before.
+        See :meth:`Publisher.batch`.  The next `send`, `submit` or `send_many` sends the messages
+        that are queued for the partitions of its own messages.  With :func:`by_key`, a message
+        whose route is unknown, and those after it, are encoded only when the broker has reported
+        the route: do not change them before.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :raises NoRouteError: the message has no partition; for `by_key`, `flush` raises this.

@@ -430,9 +430,9 @@ cdef class PublisherBase:
         """batch($self, message)\n--\n
         Encode a message and queue it; `flush` sends it.
 
-        Never waits.  The next `send`, `submit`, `send_many` or `close` also sends what is queued,
-        so that messages of a task leave in the order of its calls; a publisher that awaits
-        confirms may send it earlier.
+        Never waits.  The next `send`, `submit`, `send_many` or `close` also sends the queued
+        messages, so that messages of a task leave in the order of its calls; a publisher that
+        awaits confirms may send them earlier.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0; the batch is unchanged.

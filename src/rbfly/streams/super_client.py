@@ -23,7 +23,6 @@ from .offsets import check_either, check_names
 from .opening import publisher_info
 from .opening_routed import OpenSuperStream
 from .partitions import AT_ONCE, query_partitions
-from .publisher import Publisher
 from .repeating import repeated
 from .routing import Route, check_route
 from .subscribing import subscribe
@@ -310,7 +309,7 @@ class SuperStream:
             self.name,
             name,
             filter_extract,
-            Publisher,
+            None,
             amqp,
             max_unconfirmed,
             sub_entry_size,

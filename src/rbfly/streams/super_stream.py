@@ -515,10 +515,9 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
                             full[0].core.capacity.grant()  # others may use it meanwhile
                     try:
                         self._put(targets, message)
-                    except BaseException:
+                    finally:  # capacity that the message does not need
                         for item in targets:
                             item.core.capacity.grant()
-                        raise
                 except Exception as ex:
                     if isinstance(ex, RbFlyError) and ex.retriable:
                         raise
