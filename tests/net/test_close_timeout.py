@@ -13,7 +13,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net.waiting import IDLE_CLOSE
 from rbfly.protocol import commands
-from rbfly.streams import publisher as publisher_module
+from rbfly.streams._publish import publisher as publisher_module
 from rbfly.streams.error import ConfirmTimeout, PublisherError
 from rbfly.testing import StreamBroker
 from tests import fake as wire

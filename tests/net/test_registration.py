@@ -33,7 +33,7 @@ from rbfly.net.retry import Deadline
 from rbfly.net.uri import parse_uri
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key, ResponseCode
-from rbfly.streams import reading
+from rbfly.streams._consume import waiter as reading
 from tests.clock import ClockLoop
 from tests.fake import chunk, deliver
 from tests.raw import decode

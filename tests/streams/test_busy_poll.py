@@ -14,7 +14,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.net import polling, retry
 from rbfly.net.polling import BusyPoll
-from rbfly.streams import publishing
+from rbfly.streams._publish import session as publishing
 from rbfly.streams.error import ArgumentError, ArgumentTypeError, ConfirmTimeout
 from rbfly.testing import StreamBroker
 from tests.brokers import until

@@ -14,8 +14,8 @@ from brokers import RabbitMQ
 from rbfly.net.connection import Connection
 from rbfly.protocol import commands
 from rbfly.protocol.commands import StreamMetadata
-from rbfly.streams.partitions import query_partitions, query_route
-from rbfly.streams.super_client import POLLS
+from rbfly.streams._admin.partitions import query_partitions, query_route
+from rbfly.streams._super_stream.client import POLLS
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.fake import FakeBroker, Frame, refuse
@@ -103,7 +103,7 @@ async def test_super_stream_exists_with_other_partitions(
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr('rbfly.streams.super_client.POLLS', 2)
+    monkeypatch.setattr('rbfly.streams._super_stream.client.POLLS', 2)
     await client.super_stream(name).create(partitions=3)
     with pytest.raises(rbs.ProtocolError, match='exists with other partitions') as caught:
         await client.super_stream(name).create(**other)
@@ -115,7 +115,7 @@ async def test_super_stream_exists_with_other_partitions(
 async def test_partition_was_deleted(
     client: rbs.StreamsClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('rbfly.streams.super_client.POLLS', 2)
+    monkeypatch.setattr('rbfly.streams._super_stream.client.POLLS', 2)
     await client.super_stream(name).create(partitions=3)
     await client.delete_stream(f'{name}-1')
     assert await client.super_stream(name).partitions() == (f'{name}-0', f'{name}-2')
@@ -173,7 +173,7 @@ async def test_super_stream_that_another_client_creates_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may take any time, as long as RabbitMQ adds partitions."""
-    monkeypatch.setattr('rbfly.streams.super_client.POLL', 0)
+    monkeypatch.setattr('rbfly.streams._super_stream.client.POLL', 0)
     count = 0
 
     def partitions(connection: Peer, request: Frame) -> None:

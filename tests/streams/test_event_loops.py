@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 import rbfly.streams as rbs
-from rbfly.streams import watchdog
+from rbfly.streams._consume import watchdog
 from rbfly.streams.error import EventLoopError, MessageTimeout
 from rbfly.testing import StreamBroker
 from tests import fake as wire
@@ -478,7 +478,7 @@ def test_next_loop_after_one_that_was_closed_while_a_task_waited_to_write() -> N
 
 @leaves_sockets
 def test_partitions_open_in_another_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.AT_ONCE', 1)
     with StreamBroker() as broker:
         broker.create_super_stream('orders', partitions=3)
         for i in range(3):

@@ -9,8 +9,8 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.protocol.compression import Compression
-from rbfly.streams._iteration import SubscriptionBase
-from rbfly.streams.reading import Ended
+from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume.waiter import Ended
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until

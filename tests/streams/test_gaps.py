@@ -125,7 +125,7 @@ async def test_warning_at_the_start(
     [(stream, missing, now)] = gaps.found
     assert (stream, missing) == (short, 5)
     assert now >= first
-    lines = [record for record in caplog.records if record.name == 'rbfly.streams.gaps']
+    lines = [record for record in caplog.records if record.name == 'rbfly.streams']
     [line] = lines
     assert line.levelno == logging.WARNING
     assert f'begins at offset {now}' in line.getMessage()
@@ -170,7 +170,7 @@ async def test_gap_can_be_ignored(
         await anext(messages)
         assert offset() >= first
     assert gaps.found == []
-    assert not [record for record in caplog.records if record.name == 'rbfly.streams.gaps']
+    assert not [record for record in caplog.records if record.name == 'rbfly.streams']
 
 
 async def test_gap_after_a_reconnect(client: rbs.StreamsClient, short: str) -> None:

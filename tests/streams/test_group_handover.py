@@ -13,9 +13,10 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key
-from rbfly.streams import events, watchdog
-from rbfly.streams.group import Activity, Member
-from rbfly.streams.offsets import end_of_messages
+from rbfly.streams import events
+from rbfly.streams._consume import watchdog
+from rbfly.streams._group.member import Activity, Member
+from rbfly.streams._offsets.queries import end_of_messages
 from rbfly.testing import StreamBroker
 from rbfly.testing.group import ACTIVE, WAITING
 from rbfly.testing.stream import Stream
@@ -178,7 +179,7 @@ async def test_limit_for_a_member_that_is_active_again(
     client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must answer the first update, too, before the broker closes the connection."""
-    monkeypatch.setattr('rbfly.streams.group.STORE_TIMEOUT', 0.001)
+    monkeypatch.setattr('rbfly.streams._group.member.STORE_TIMEOUT', 0.001)
     hang = False
 
     async def ask(stream: str) -> rbs.Offset:

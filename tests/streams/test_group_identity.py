@@ -227,7 +227,7 @@ async def test_partition_that_was_bound_again_is_the_same_stream(
     async def query(*_: Any) -> tuple[str, ...]:
         return tuple(bound)
 
-    monkeypatch.setattr('rbfly.streams.merged.query_partitions', query)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.query_partitions', query)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
         broker.publish('orders-0', *range(OLD))

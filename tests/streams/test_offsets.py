@@ -13,8 +13,9 @@ from brokers import RabbitMQ
 from rbfly.net import connection
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol.const import Key
-from rbfly.streams import counting, offsets
-from rbfly.streams.partitions import AT_ONCE
+from rbfly.streams._admin.partitions import AT_ONCE
+from rbfly.streams._offsets import last_messages as counting
+from rbfly.streams._offsets import queries as offsets
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
 from rbfly.testing.stream import Stream
@@ -747,7 +748,7 @@ async def test_message_published_meanwhile_is_not_skipped(
         memory.publish('test', 'new')
         return found
 
-    monkeypatch.setattr('rbfly.streams.offsets.counting.chunk_at', publish_after)
+    monkeypatch.setattr('rbfly.streams._offsets.queries.counting.chunk_at', publish_after)
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         assert await client.resolve_offset('test', offset) == 0

@@ -43,7 +43,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    logger, handler = logging.getLogger('rbfly.net.outages'), Lines()
+    logger, handler = logging.getLogger('rbfly.net'), Lines()
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     yield handler
@@ -459,7 +459,7 @@ async def test_filter_that_raises_does_not_disturb_recovery(
     def fail(record: logging.LogRecord) -> bool:
         raise ZeroDivisionError
 
-    logger = logging.getLogger('rbfly.net.outages')
+    logger = logging.getLogger('rbfly.net')
     logger.addFilter(fail)
     try:
         async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
@@ -482,7 +482,7 @@ async def test_nothing_is_computed_for_a_disabled_logger(
     monkeypatch: pytest.MonkeyPatch,
     reported: list[BaseException],
 ) -> None:
-    caplog.set_level(logging.ERROR, 'rbfly.net.outages')
+    caplog.set_level(logging.ERROR, 'rbfly.net')
     monkeypatch.setattr(outages, 'Outage', None)  # calling it would raise
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_stream('orders')

@@ -12,8 +12,8 @@ import pytest
 import uvloop
 
 import rbfly.streams as rbs
-from rbfly.streams._iteration import MessageIterator
-from rbfly.streams.confirmation import Confirmation
+from rbfly.streams._consume._iteration import MessageIterator
+from rbfly.streams._publish.confirmation import Confirmation
 from rbfly.streams.error import EventLoopError
 from rbfly.streams.events import Events
 from rbfly.testing import StreamBroker

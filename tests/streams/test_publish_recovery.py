@@ -16,6 +16,7 @@ import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.error import RbFlyError
 from rbfly.net import retry
+from rbfly.streams._publish.session import PublisherSession
 from rbfly.streams.error import (
     AuthenticationError,
     ConfirmTimeout,
@@ -23,7 +24,6 @@ from rbfly.streams.error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
-from rbfly.streams.publishing import PublisherSession
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse

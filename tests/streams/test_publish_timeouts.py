@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams._confirm import ConfirmFuture
+from rbfly.streams._publish._confirm import ConfirmFuture
 from rbfly.streams.error import ConfirmTimeout, WindowTimeout
 from tests.streams.test_sending import Connection, World, attach, task_factory, turn
 

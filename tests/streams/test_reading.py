@@ -9,9 +9,9 @@ import rbfly.streams as rbs
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._cursor import MessageCursor
 from rbfly.protocol._decoder import Decoder
-from rbfly.streams._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume.waiter import MessageWaiter
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist, SubscriptionError
-from rbfly.streams.reading import MessageWaiter
 from tests.brokers import until
 from tests.reading import HANG, filled, reading
 from tests.stream_wire import plain_chunk

@@ -17,9 +17,9 @@ from rbfly.net.retry import Refusal
 from rbfly.net.uri import Settings
 from rbfly.net.waiting import CloseTimeout
 from rbfly.protocol._engine import Engine
-from rbfly.streams._sending import PublisherCore
+from rbfly.streams._publish._core import PublisherCore
+from rbfly.streams._publish.session import PublisherSession
 from rbfly.streams.error import PublishError, StreamConnectionError
-from rbfly.streams.publishing import PublisherSession
 from rbfly.streams.types import PublisherInfo
 from tests.stream_wire import confirm, feed, read_publish, refuse
 

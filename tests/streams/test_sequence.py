@@ -12,7 +12,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import ConfirmTimeout, PublisherNameInUse, PublishError
 from rbfly.protocol import commands
-from rbfly.streams.sequence import INTERVAL, SequenceCheck
+from rbfly.streams._publish.name_check import INTERVAL, SequenceCheck
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until

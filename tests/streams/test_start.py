@@ -32,7 +32,8 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.net import retry
 from rbfly.net.connection import Connection
-from rbfly.streams import consuming, counting
+from rbfly.streams._consume import session as consuming
+from rbfly.streams._offsets import last_messages as counting
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests.brokers import until

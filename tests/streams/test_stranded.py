@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams import stranded
+from rbfly.streams._group import stranded
 from rbfly.testing import StreamBroker
 from rbfly.testing import group as testing_group
 from tests.supers import subscribe_to

@@ -14,9 +14,9 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key
-from rbfly.streams import super_stream
-from rbfly.streams.partitions import query_route
-from rbfly.streams.publishing import PublisherSession
+from rbfly.streams._admin.partitions import query_route
+from rbfly.streams._publish.session import PublisherSession
+from rbfly.streams._super_stream import publisher as super_stream
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
 from tests.brokers import until
@@ -120,7 +120,7 @@ async def test_publisher_opens_while_a_partition_has_no_leader(
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr('rbfly.streams.opening_routed.AT_ONCE', at_once)
+    monkeypatch.setattr('rbfly.streams._super_stream.opening.AT_ONCE', at_once)
     await client.stream_exists('orders-1')
     node = node_of(broker, 0)
     broker.stop_node(node)
@@ -426,7 +426,7 @@ async def test_keys_that_are_asked_for_at_the_same_time_share_a_request(
         asked.append(key)
         return await query_route(cluster, stream, key)
 
-    monkeypatch.setattr('rbfly.streams.super_stream.query_route', query)
+    monkeypatch.setattr('rbfly.streams._super_stream.publisher.query_route', query)
     async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         await asyncio.gather(*[publisher.send(f'{i % 2} {i}') for i in range(100)])
         await publisher.send_many([f'1 {i}' for i in range(100, 200)])
@@ -549,7 +549,7 @@ def endless_query(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
-    monkeypatch.setattr('rbfly.streams.super_stream.query_route', query)
+    monkeypatch.setattr('rbfly.streams._super_stream.publisher.query_route', query)
 
 
 @pytest.mark.usefixtures('endless_query')

@@ -135,7 +135,7 @@ async def test_partition_that_is_added_is_read_from_its_first_message(
         def on_partition_added(self, super_stream: str, partition: str) -> None:
             events.append((super_stream, partition))
 
-    caplog.set_level(logging.INFO, 'rbfly.streams.merged')
+    caplog.set_level(logging.INFO, 'rbfly.streams')
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         client._cluster.observers.add(Listener())
         broker.create_super_stream('orders', partitions=2)
@@ -157,7 +157,7 @@ async def test_partitions_open_one_after_the_other(
     opens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition that is not available does not delay those that open after it."""
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.AT_ONCE', 1)
     async with StreamBroker(nodes=3) as broker, rbs.streams_client(broker.uris) as client:
         broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
         for i in range(3):
@@ -192,8 +192,8 @@ class Openings(Observer):
 
 async def test_disconnect_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next wait raises the error, and does not reconnect."""
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
-    monkeypatch.setattr('rbfly.streams.merged.PACE', 0)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.PACE', 0)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=300)
         publish(broker, 'orders-0', 'a')
@@ -211,7 +211,7 @@ async def test_disconnect_while_partitions_open(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_close_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.AT_ONCE', 1)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=3)
         messages = client.super_stream('orders').subscribe()
@@ -226,7 +226,7 @@ async def test_close_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_publisher_is_not_opened_after_a_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.opening_routed.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.opening.AT_ONCE', 1)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=100)
         found = Openings(client)

@@ -227,7 +227,7 @@ async def test_one_partition_is_deleted_and_the_others_continue(
         def on_partition_gone(self, super_stream: str, partition: str) -> None:
             events.append((super_stream, partition))
 
-    caplog.set_level(logging.INFO, 'rbfly.streams.merged')
+    caplog.set_level(logging.INFO, 'rbfly.streams')
     client._cluster.observers.add(Listener())
     gone, left = f'{super_stream}-0', f'{super_stream}-1'
     async with client.super_stream(super_stream).subscribe(offset=rbs.Offset.FIRST) as messages:

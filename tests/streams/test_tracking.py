@@ -241,7 +241,7 @@ async def test_close_on_a_lagging_replica_stores_the_offset(
     async def chunk_ids(connection: object, stream: str) -> tuple[int, int]:
         return -1, -1
 
-    monkeypatch.setattr('rbfly.streams.offsets.counting.chunk_ids', chunk_ids)
+    monkeypatch.setattr('rbfly.streams._offsets.queries.counting.chunk_ids', chunk_ids)
     async with StreamBroker(nodes=3) as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         for i in range(4):

@@ -10,7 +10,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net import registration
-from rbfly.streams import watchdog
+from rbfly.streams._consume import watchdog
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
