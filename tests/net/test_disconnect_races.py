@@ -14,6 +14,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Step
 from tests.fake_stream import FakeStream
+from tests.inside import connection_of
 from tests.net.test_closing import HANG, Held
 
 
@@ -65,7 +66,7 @@ async def test_publisher_recovers_though_logging_raises() -> None:
         client.publisher('test') as publisher,
     ):
         with failing(outages.__name__) as records:
-            lost = publisher._core.connection
+            lost = connection_of(publisher)
             assert lost is not None
             fake.connections[-1].transport.abort()
             await until(lambda: not lost.is_open, 'the connection is lost')

@@ -14,6 +14,7 @@ from rbfly.net.observer import Observer
 from rbfly.streams.error import OffsetGapError, StreamConnectionError, StreamDoesNotExist
 from tests import fake as wire
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of
 from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
@@ -26,7 +27,7 @@ class Gaps(Observer):
 
     def __init__(self, client: rbs.StreamsClient) -> None:
         self.found: list[tuple[str, int, int]] = []
-        client._cluster.observers.add(self)
+        cluster_of(client).observers.add(self)
 
     def on_gap(self, stream: str, wanted: int, first: int) -> None:
         self.found.append((stream, wanted, first))

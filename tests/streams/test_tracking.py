@@ -17,6 +17,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
+from tests.inside import cursor_of
 
 HANG = 20.0  # seconds; only a safeguard
 REFERENCE = 'zażółć'
@@ -354,9 +355,7 @@ async def test_messages_that_a_filter_drops_are_finished() -> None:
         ):
             assert await anext(messages) == b'2'
             waiting = asyncio.ensure_future(anext(messages))
-            await until(
-                lambda: messages._session.cursor.position == 20, 'all messages are filtered'
-            )
+            await until(lambda: cursor_of(messages).position == 20, 'all messages are filtered')
             waiting.cancel()
             await asyncio.wait([waiting])
         assert stored(fake) == [19]
