@@ -130,7 +130,7 @@ async def test_handover_returns_the_credit(broker: StreamBroker, client: rbs.Str
         [found] = cluster_of(broker).groups[broker._stream('orders', None), GROUP].members
 
         def returned() -> bool:
-            return found._next == 6 and found._credit >= 3
+            return bool(found._next == 6 and found._credit >= 3)
 
         await until(lambda: broker._call(lambda: found._credit) == 0, 'three chunks are sent')
         member_of(messages)._on_update(100, False)

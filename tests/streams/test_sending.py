@@ -21,7 +21,7 @@ from rbfly.streams._publish._core import PublisherCore
 from rbfly.streams._publish.session import PublisherSession
 from rbfly.streams.error import PublishError, StreamConnectionError
 from rbfly.streams.types import PublisherInfo
-from tests.inside import window_of
+from tests.inside import session_of, window_of
 from tests.stream_wire import confirm, feed, read_publish, refuse
 
 P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
@@ -140,7 +140,7 @@ class World:
 
 def session(world: World) -> PublisherSession:
     found = session_of(world.publisher)
-    assert found is not None
+    assert isinstance(found, PublisherSession)
     return found
 
 
