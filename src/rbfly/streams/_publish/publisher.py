@@ -27,7 +27,7 @@ from ._core import PublisherBase, PublisherCore
 from .base import BasePublisher
 from .confirmation import Confirmation, Failures, summary
 from .semaphore import WindowSemaphore
-from .send_many import ManyMessages
+from .send_many import SendManyCall
 from .session import PublisherSession
 
 
@@ -289,7 +289,7 @@ class Publisher(PublisherBase, BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
-        return await ManyMessages(self._session).send(messages, timeout, progress)
+        return await SendManyCall(self._session).send(messages, timeout, progress)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
