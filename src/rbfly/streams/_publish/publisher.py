@@ -69,7 +69,8 @@ class Publisher(PublisherBase, BasePublisher):
         amqp = info.amqp and cls._amqp
         window = PublishWindow(0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry)
         window.named = bool(info.name)
-        return PublisherCore(asyncio.get_running_loop(), window, WindowSemaphore, cls._bounded)
+        loop = asyncio.get_running_loop()
+        return PublisherCore(loop, window, WindowSemaphore, cls._bounded, bool(info.name))
 
     @property
     def next_publish_id(self) -> int:

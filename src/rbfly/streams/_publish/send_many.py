@@ -363,12 +363,7 @@ class SendManyCall:
     def _must_wait(self) -> bool:
         """Return whether the publisher cannot take a message of an asynchronous iterator now."""
         core = self._core
-        return (
-            bool(core.capacity.waiting)
-            or not core.has_capacity(1)
-            or core.closed
-            or core.error is not None
-        )
+        return bool(core.capacity.waiting) or not core.has_capacity(1) or not core.accepts
 
     def _take(self, message: Message) -> None:
         """Send a message of an asynchronous iterator: without an await, once it is taken."""

@@ -419,7 +419,7 @@ cdef class RoutedMessages:
         cdef Py_ssize_t free
         if share.group.errors is not None or share.group.settled:
             return False
-        if core.closed or core.error is not None or core.capacity.waiting:
+        if not core.accepts or core.capacity.waiting:
             return False
         if share.partition.window.queued >= share.partition.window.frame_entries:
             core.write()
