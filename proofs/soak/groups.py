@@ -1,0 +1,118 @@
+"""A consumer group in a soak: its members join and leave while messages are published by key."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import rbfly.streams as rbs
+from rbfly.error import RbFlyError
+
+from ..active_periods import Timeline
+from ..group_members import Note, Record, note_events, options, read
+from ..history import CONFIRM, MESSAGES
+from .super_stream import SuperStream
+
+__all__ = ['Groups']
+
+MEMBERS = 3
+SETTLED = 1.0  # seconds after which a frame has arrived, if nothing has happened
+COMMIT = 20  # messages after which a member that stores offsets itself does so
+LOSING = ('leader moved', 'node killed', 'node paused', 'node stopped')
+
+
+class Groups(SuperStream):
+    """Publishes by key with a name, and reads the partitions with a group.
+
+    The members either track their offsets or commit them.
+
+    :ivar histories: records of all members so far.
+    """
+
+    label = 'group'
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self.histories: list[list[Record]] = []
+        self.received: dict[str, set[int]] = {}
+        self.commits = self.random.random() < 0.5
+        async with super().running():
+            yield
+
+    async def read(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(MEMBERS):
+                tasks.create_task(self.serve())
+
+    async def serve(self) -> None:
+        """Join and leave until the round is over, then stay."""
+        while True:
+            records: list[Record] = []
+            self.histories.append(records)
+
+            def note(record: Record, records: list[Record] = records) -> None:
+                records.append(record)
+                if record.kind == 'message':
+                    self.scene.progress()
+                    self.received.setdefault(record.partition, set()).add(record.number)
+                elif record.kind == 'error':
+                    self.scene.failures[record.partition] += 1
+
+            async with rbs.streams_client(
+                self.site.uris,
+                connection_name='soak-group',
+                connect_timeout=CONFIRM,
+                close_timeout=CONFIRM,
+            ) as client:
+                watching = asyncio.create_task(note_events(client.events(), note))
+                await self.take_part(client, note)
+            await watching
+
+    async def take_part(self, client: rbs.StreamsClient, note: Note) -> None:
+        tracking = {'manual': True} if self.commits else {}
+        messages = client.super_stream(self.log_of_all.stream).subscribe(**options(**tracking))
+        reading = asyncio.create_task(read(messages, note, COMMIT if self.commits else 0))
+        try:
+            if self.scene.over():
+                await reading
+            await asyncio.wait([reading], timeout=self.random.uniform(0.1, self.scene.seconds / 3))
+            how = self.random.choice(('aclose', 'stop', 'cancel'))
+            if how == 'aclose':
+                await messages.aclose()
+            elif how == 'stop':
+                messages.stop()
+            if how != 'cancel':
+                await reading
+        except RbFlyError as ex:
+            self.scene.failures[type(ex).__name__] += 1
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    async def calm(self) -> None:
+        """Check that publishing succeeds, and that the group reads every partition to its end."""
+        await self.publish(20, MESSAGES)
+        self.stored_at = {name: await self.site.stored(name) for name in self.partitions}
+        self.stored = {name: numbers for name, (numbers, _) in self.stored_at.items()}
+        wanted = {name: set(numbers) for name, numbers in self.stored.items() if numbers}
+        with suppress(TimeoutError):
+            await self.until(lambda: self.received == wanted)
+
+    async def check(self) -> None:
+        self.check_stored()
+        faults = [item for item in self.scene.faults if item.kind in LOSING]
+        lines = [
+            Timeline(name, numbers, offsets, self.histories, faults, SETTLED)
+            for name, (numbers, offsets) in self.stored_at.items()
+        ]
+        for line in lines:
+            checks: dict[str, Sequence[object]] = {
+                'not delivered': line.missing(),
+                'received without being active': line.wrong,
+                'out of order': line.unordered(),
+                'started before a stored offset': line.early(),
+                'repeated after a member in order': [] if self.commits else line.reread(),
+                'two members at a time': [why for why, _ in line.overlaps() if not why],
+            }
+            for what, found in checks.items():
+                if found:
+                    self.wrong(f'group: {what}', len(found))
