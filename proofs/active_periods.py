@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from .group_members import Record
 
-__all__ = ['Fault', 'Stint', 'Timeline', 'causes', 'gaps']
-
 BEFORE_FIRST = 2**64 - 1  # stored by a group that starts at offset 0
 NOTICE = 2.0  # seconds in which a member that was cut off or thawed notices it
 LATER = 0.1  # seconds by which the record of a fault may be late

@@ -1,36 +1,19 @@
-"""Faults at planned moments: cuts at byte positions, restarts and leader changes at messages."""
+"""Faults at planned moments: cuts at byte positions, and faults of nodes at numbers of messages."""
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from brokers.proxy import Direction, Proxy
 
 from .run import ProofError, Run
-from .site import Site
-
-__all__ = [
-    'LEADER_FAULTS',
-    'NODE_FAULTS',
-    'Gate',
-    'change_leader',
-    'lose_node',
-    'move_leader',
-    'note',
-    'pause_node',
-    'plan_cuts',
-    'repeat',
-    'restart',
-]
+from .test_bed import ClusterBed
 
 ELECTED = 15.0  # seconds to elect a new leader while the old leader's node is down
-MOVES = 5  # attempts to move a leader
 PAUSE = 2.0, 15.0  # minimum and maximum seconds
-MOVED = 10.0  # seconds until an attempt to move a leader has failed
-SYNC = 'lists:foreach(fun dets:sync/1, dets:all()).'
-Fault = Callable[[Run, Site, str, int], Awaitable[None]]
 TRICKLE = 0.001  # seconds per message while a fault lasts longer than the messages planned for it
+LEADER_FAULTS = ('kill', 'move', 'stop')
 
 
 def plan_cuts(run: Run, proxy: Proxy, totals: dict[Direction, int]) -> None:
@@ -60,13 +43,14 @@ class Gate:
     Messages flow freely until a fault and for a part of it; if it lasts longer, they trickle.
 
     :ivar limit: number of messages that may be sent so far.
+    :ivar end: number of messages after which there is none for the present sender.
     :ivar faults: number of faults so far.
     :ivar epoch: increases when a fault starts and when it ends, so it is odd during a fault.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.limit = total
+        self.limit = self.end = total
         self.next = 0
         self.faults = 0
         self.epoch = 0
@@ -75,8 +59,11 @@ class Gate:
     async def take(self) -> int | None:
         """The number of the next message to send, or None after the last.
 
-        Messages are sent in order if the caller does not await anything before sending.
+        Messages are sent in order if the caller does not await anything before sending.  Tasks that
+        wait here when the last one is taken may get a few more.
         """
+        if self.next >= self.end:
+            return None
         while self.next >= self.limit:
             if self.next >= self.total:
                 return None
@@ -89,7 +76,7 @@ class Gate:
 
     def more(self, most: int) -> int:
         """Take up to `most` further numbers, as far as the limit allows; return how many."""
-        count = max(min(most, self.limit - self.next), 0)
+        count = max(min(most, min(self.limit, self.end) - self.next), 0)
         self.next += count
         return count
 
@@ -130,121 +117,121 @@ class Gate:
         self._raise(self.total)
 
 
-def repeat(run: Run, site: Site, fault: Fault) -> Callable[[Gate, str], Awaitable[None]]:
-    """Cause the same kind of fault repeatedly."""
-    return lambda gate, stream: gate.drive(run, lambda number: fault(run, site, stream, number))
+class FaultInjection:
+    """The faults of one run; what they are is the second part of the proof's name.
+
+    :param totals: minimum number of bytes that will be forwarded, by direction; while publishing,
+        some go up.
+    """
+
+    def __init__(self, run: Run, bed: ClusterBed, gate: Gate, totals: dict[Direction, int]) -> None:
+        self.run = run
+        self.bed = bed
+        self.gate = gate
+        self.kind = run.proof.name.partition('-')[2]
+        self.publishing = 'up' in totals
+        self.direction: Direction = 'up' if self.publishing else 'down'
+        self._leader = 0
+        self._followed: list[str] = []
+        if self.kind == 'cuts':
+            plan_cuts(run, bed.proxies[0], totals)
+
+    def epoch(self) -> int:
+        """Twice the number of faults so far, plus one during a fault that lasts."""
+        return 2 * self.bed.proxies[0].cuts if self.kind == 'cuts' else self.gate.epoch
+
+    async def drive(self, stream: str) -> None:
+        """Cause the faults, unless the proxy cuts connections on its own."""
+        self.stream = stream
+        self._since = self.bed.carried(self.direction)
+        kinds = {'restart': self.restart, 'leader': self.change_leader, 'nodes': self.disturb_node}
+        if self.kind in kinds:
+            await self.gate.drive(self.run, kinds[self.kind])
+
+    def check(self) -> None:
+        """Check that all requested faults happened."""
+        run, wanted = self.run, self.run['cuts']
+        if self.kind == 'cuts':
+            cuts = self.bed.proxies[0].cuts
+            run.check(f'{wanted:,} cuts', cuts == wanted, cuts)
+            return
+        name = {'restart': 'restarts', 'leader': 'leaders', 'nodes': 'faults'}[self.kind]
+        done = run.found.get(name, [])
+        run.check(f'{wanted:,} {name}', len(done) == wanted, ', '.join(done))
+        if name == 'leaders' and self.publishing:
+            self._look()
+            followed = self._followed
+            run.check(
+                'the publisher followed the leader', set(followed) == {'yes'}, ', '.join(followed)
+            )
+
+    def _look(self) -> None:
+        """Note whether most messages have gone to the leader since it leads."""
+        node, leader = self.bed.busiest('up', self._since), self._leader
+        self._followed.append('yes' if node == leader else f'{node + 1} instead of {leader + 1}')
+
+    async def restart(self, number: int) -> None:
+        """Stop or kill the broker, and restart it."""
+        how = self.run.random.choice(('stop', 'kill'))
+        self.run.note('restarts', how)
+        await self.bed.lose_node(0, how)
+
+    async def change_leader(self, number: int) -> None:
+        """Change the leader; every second time while consuming, kill the node that delivers."""
+        bed, run = self.bed, self.run
+        if self.publishing:
+            if number == 0:
+                self._leader = await bed.leader(self.stream)
+            self._look()
+        if self.publishing or number % 2:
+            count = number if self.publishing else number // 2
+            how = LEADER_FAULTS[count % len(LEADER_FAULTS)]
+            self._leader = await change_leader(run, bed, self.stream, how)
+        else:
+            node = bed.busiest('down', self._since)
+            await bed.lose_node(node, 'kill')
+            leader = await bed.leader(self.stream, replicated=True)
+            run.note('leaders', f'kill of the delivering node {node + 1}; leader {leader + 1}')
+        self._since = bed.carried(self.direction)
+
+    async def disturb_node(self, number: int) -> None:
+        """Pause or partition the leader's node for some seconds, or restart the next node."""
+        bed, how = self.bed, self.run['how']
+        if how == 'roll':
+            node = number % len(bed.proxies)
+            await bed.lose_node(node, 'stop')
+            self.run.note('faults', f'{node + 1} restarted')
+        else:
+            node = await bed.leader(self.stream, replicated=how == 'partition')
+            seconds = self.run.random.uniform(*PAUSE)
+            if how == 'pause':
+                await bed.pause_node(node, seconds)
+                what = 'paused'
+            else:
+                restarted = await bed.isolate_node(node, seconds)
+                what = 'partitioned and restarted' if restarted else 'partitioned'
+            self.run.note('faults', f'{node + 1} {what} for {seconds:.0f} s')
+        await bed.leader(self.stream, replicated=True)
 
 
-async def restart(run: Run, site: Site, stream: str, number: int) -> None:
-    """Stop or kill the broker, and restart it."""
-    how = run.random.choice(('stop', 'kill'))
-    note(run, 'restarts', how)
-    await lose_node(site, 0, how)
-
-
-async def pause(run: Run, site: Site, stream: str, number: int) -> None:
-    """Pause the leader's node for some seconds."""
-    node = await site.leader(stream)
-    seconds = run.random.uniform(*PAUSE)
-    await pause_node(site, node, seconds)
-    note(run, 'faults', f'{node + 1} paused for {seconds:.0f} s')
-    await site.leader(stream, replicated=True)
-
-
-async def partition(run: Run, site: Site, stream: str, number: int) -> None:
-    """Partition the leader's node from the others, and rejoin it."""
-    node = await site.leader(stream, replicated=True)
-    seconds = run.random.uniform(*PAUSE)
-    try:
-        await asyncio.to_thread(site.broker.isolate_node, node)
-        await asyncio.sleep(seconds)
-    finally:
-        await asyncio.to_thread(site.broker.join_node, node)
-    # RabbitMQ 4.0 uses Mnesia, which does not heal a partition before one side restarts.
-    how = ''
-    if site.broker.release.startswith('4.0'):
-        await asyncio.to_thread(site.broker.restart_node, node)
-        how = ', then restarted'
-    note(run, 'faults', f'{node + 1} partitioned for {seconds:.0f} s{how}')
-    await site.leader(stream, replicated=True)
-
-
-async def roll(run: Run, site: Site, stream: str, number: int) -> None:
-    """Restart the next node, as in a rolling upgrade."""
-    node = number % len(site.proxies)
-    await lose_node(site, node, 'stop')
-    note(run, 'faults', f'{node + 1} restarted')
-    await site.leader(stream, replicated=True)
-
-
-NODE_FAULTS = {'pause': pause, 'partition': partition, 'roll': roll}
-LEADER_FAULTS = ('kill', 'move', 'stop')
-
-
-async def change_leader(run: Run, site: Site, stream: str, how: str) -> int:
+async def change_leader(run: Run, bed: ClusterBed, stream: str, how: str) -> int:
     """Change the leader of a stream and wait for all replicas; return the new leader's node.
 
     :param how: `kill` or `stop` its node and restart it, or `move` it by restarting the stream.
     """
-    before = after = await site.leader(stream, replicated=True)
+    before = after = await bed.leader(stream, replicated=True)
     done = how
     if how != 'move':
-        await stop_node(site, before, how)
+        await bed.stop_node(before, how)
         # The broker may elect no leader while the node is down, and the same one afterwards.
-        with contextlib.suppress(ProofError):
-            await site.leader(stream, not_node=before, within=ELECTED)
-        await asyncio.to_thread(site.broker.start_node, before)
-        after = await site.leader(stream, replicated=True)
+        with suppress(ProofError):
+            await bed.leader(stream, not_node=before, within=ELECTED)
+        await asyncio.to_thread(bed.broker.start_node, before)
+        after = await bed.leader(stream, replicated=True)
     if after == before:
-        nodes = range(len(site.proxies))
-        other = run.random.choice([node for node in nodes if node != before])
-        await move_leader(site, stream, before, other)
-        after = await site.leader(stream, replicated=True, not_node=before)
+        other = run.random.choice([node for node in bed.nodes if node != before])
+        await bed.move_leader(stream, before, other)
+        after = await bed.leader(stream, replicated=True, not_node=before)
         done = how if how == 'move' else f'{how} and move'
-    note(run, 'leaders', f'{done}: {before + 1} -> {after + 1}')
+    run.note('leaders', f'{done}: {before + 1} -> {after + 1}')
     return after
-
-
-async def move_leader(site: Site, stream: str, before: int, after: int) -> None:
-    """Restart a stream, repeatedly if necessary, until another node leads it."""
-    args = 'restart_stream', stream, '--preferred-leader-node', site.broker.nodes[after].name
-    for left in reversed(range(MOVES)):
-        await asyncio.to_thread(site.broker.tool, 'rabbitmq-streams', *args)
-        try:
-            await site.leader(stream, not_node=before, within=MOVED)
-        except ProofError:
-            if not left:
-                raise
-        else:
-            return
-
-
-async def stop_node(site: Site, node: int, how: str) -> None:
-    """Kill or stop a node."""
-    broker = site.broker
-    if how == 'kill':
-        # A node writes its votes for stream leaders to disk after up to three minutes, and would
-        # forget them.
-        await asyncio.to_thread(lambda: broker.ctl('eval', SYNC, node=node))
-        await asyncio.to_thread(broker.kill_node, node)
-    else:
-        await asyncio.to_thread(broker.stop_node, node)
-
-
-async def pause_node(site: Site, node: int, seconds: float) -> None:
-    """Suspend the process of a node, and resume it."""
-    try:
-        await asyncio.to_thread(site.broker.pause_node, node)
-        await asyncio.sleep(seconds)
-    finally:
-        await asyncio.to_thread(site.broker.resume_node, node)
-
-
-async def lose_node(site: Site, node: int, how: str) -> None:
-    """Kill or stop a node, and restart it."""
-    await stop_node(site, node, how)
-    await asyncio.to_thread(site.broker.start_node, node)
-
-
-def note(run: Run, name: str, what: str) -> None:
-    run.found.setdefault(name, []).append(what)

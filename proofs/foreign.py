@@ -13,9 +13,7 @@ import rbfly.streams as rbs
 from rbfly.amqp import MessageCtx
 
 from .run import ProofError, Run
-from .site import Site
-
-__all__ = ['consume_foreign', 'write_mqtt']
+from .test_bed import ClusterBed
 
 TIMEOUT = 30.0  # seconds
 MQTT_WINDOW = 100  # maximum number of unacknowledged messages
@@ -72,11 +70,11 @@ def messages(run: Run, count: int) -> list[Foreign]:
 # -- AMQP 0.9.1
 
 
-async def write_amqp091(site: Site, stream: str, found: Sequence[Foreign]) -> None:
+async def write_amqp091(bed: ClusterBed, stream: str, found: Sequence[Foreign]) -> None:
     import pika
 
     def write() -> None:
-        parameters = pika.URLParameters(str(site.broker.amqp_uri))
+        parameters = pika.URLParameters(str(bed.broker.amqp_uri))
         with pika.BlockingConnection(parameters) as connection:
             channel = connection.channel()
             channel.confirm_delivery()
@@ -112,10 +110,10 @@ def read_amqp091(ctx: MessageCtx) -> dict[str, Any]:
 # -- rstream
 
 
-async def write_rstream(site: Site, stream: str, found: Sequence[Foreign]) -> None:
+async def write_rstream(bed: ClusterBed, stream: str, found: Sequence[Foreign]) -> None:
     import rstream
 
-    address = urlsplit(site.direct[0])
+    address = urlsplit(bed.direct[0])
     half = len(found) // 2
     # separate producers keep the order: `send` buffers messages, `send_sub_entry` does not
     for part, by_send in ((found[:half], True), (found[half:], False)):
@@ -176,20 +174,20 @@ def write_mqtt(port: int, topic: str, payloads: Sequence[bytes]) -> None:
         peer.sendall(mqtt_packet(0xE0, b''))
 
 
-async def to_mqtt(site: Site, stream: str, found: Sequence[Foreign]) -> None:
+async def to_mqtt(bed: ClusterBed, stream: str, found: Sequence[Foreign]) -> None:
     import pika
 
     def write() -> None:
-        with pika.BlockingConnection(pika.URLParameters(str(site.broker.amqp_uri))) as connection:
+        with pika.BlockingConnection(pika.URLParameters(str(bed.broker.amqp_uri))) as connection:
             connection.channel().queue_bind(stream, 'amq.topic', TOPIC.replace('/', '.'))
-        write_mqtt(site.mqtt, TOPIC, [item.body for item in found])
+        write_mqtt(bed.mqtt, TOPIC, [item.body for item in found])
 
     await asyncio.to_thread(write)
 
 
 # -- the proof
 
-Write = Callable[[Site, str, Sequence[Foreign]], Any]
+Write = Callable[[ClusterBed, str, Sequence[Foreign]], Any]
 Read = Callable[[MessageCtx], Any]
 
 WAYS: dict[str, tuple[Write, Read, Callable[[Foreign], Any]]] = {
@@ -199,7 +197,7 @@ WAYS: dict[str, tuple[Write, Read, Callable[[Foreign], Any]]] = {
 }
 
 
-async def consume_foreign(run: Run, site: Site) -> None:
+async def consume_foreign(run: Run, bed: ClusterBed) -> None:
     """Every message of each client arrives with its body and properties."""
     each = run['messages'] // len(WAYS)
     for how, (write, read, expected) in WAYS.items():
@@ -207,10 +205,10 @@ async def consume_foreign(run: Run, site: Site) -> None:
         wrong = ''
         count = 0
         async with (
-            site.stream() as stream,
-            rbs.streams_client(site.uris, connection_name='proof') as client,
+            bed.stream() as stream,
+            rbs.streams_client(bed.uris, connection_name='proof') as client,
         ):
-            await write(site, stream, written)
+            await write(bed, stream, written)
             async with client.subscribe(
                 stream, offset=rbs.Offset.FIRST, timeout=TIMEOUT
             ) as subscription:

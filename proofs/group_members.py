@@ -23,8 +23,6 @@ from rbfly.error import RbFlyError
 from rbfly.net.connection import Connection
 from rbfly.streams import events
 
-__all__ = ['GROUP', 'HANDOVER', 'Member', 'Record', 'note_events', 'options', 'read']
-
 GROUP = 'proof'
 EVERY = 50  # messages after which a member stores its offset
 INTERVAL = 5.0  # seconds after which it does

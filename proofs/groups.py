@@ -13,13 +13,11 @@ from typing import Any
 import rbfly.streams as rbs
 
 from .active_periods import Fault, Timeline, causes, gaps
+from .checker import key_of, keys_unordered, misplaced
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
+from .publish import NAME
 from .run import Run
-from .site import Site, body
-from .super_streams import NAME, key_of, misplaced, unordered
-from .trouble import InMemory, OnCluster, Trouble
-
-__all__ = ['Team', 'group_churn']
+from .test_bed import Bed, ClusterBed, body
 
 RATE = 500  # messages per second
 BATCH = 50
@@ -57,14 +55,14 @@ class Team:
     :ivar stranded: seconds after which members join a stuck group again; 0 for never.
     """
 
-    def __init__(self, run: Run, site: Trouble, stream: str, folder: Path) -> None:
+    def __init__(self, run: Run, bed: Bed, stream: str, folder: Path) -> None:
         self.all: list[Member] = []
         self.faults: list[Fault] = []
-        is_old = not isinstance(site, InMemory) and site.broker.release.startswith('4.0')
+        is_old = isinstance(bed, ClusterBed) and bed.broker.release.startswith('4.0')
         self.stranded = STRANDED if is_old else 0.0
         self._run = run
         self._random = run.random
-        self._site = site
+        self._bed = bed
         self._stream = stream
         self._folder = folder
         self._thaws: set[asyncio.Task[None]] = set()
@@ -85,7 +83,7 @@ class Team:
         path = self._folder / f'{len(self.all)}'
         heartbeat = self._random.choice(HEARTBEATS)
         begin = time.monotonic()
-        self.all.append(Member(self._site.uris, self._stream, heartbeat, self.stranded, path))
+        self.all.append(Member(self._bed.uris, self._stream, heartbeat, self.stranded, path))
         while not self.all[-1].update():  # noqa: ASYNC110 - another process
             await asyncio.sleep(TICK)
         self.faults.append(Fault(begin, time.monotonic() + HANDOVER, 'joins'))
@@ -139,20 +137,20 @@ class Team:
 
     async def disturb(self, partitions: Sequence[str], end: float) -> None:
         """Let members come and go, and cause faults."""
-        rnd, site = self._random, self._site
-        known = site.faults(rnd, partitions)
+        rnd, bed = self._random, self._bed
+        known = bed.faults(rnd, partitions)
         actions: dict[str, Callable[[], Awaitable[Any]]] = {
             'joins': self.join,
             'leaves': self.leave,
             'killed': self.kill,
             'frozen': self.freeze,
         }
-        of_site = [name for name in LIMITS if name in known]
+        of_bed = [name for name in LIMITS if name in known]
         made: Counter[str] = Counter()
         while time.monotonic() < end:
             await asyncio.sleep(min(rnd.uniform(0.1, 3.0), self._run['seconds'] / 20))
             lonely = len(self.living()) < 2
-            name = 'joins' if lonely else rnd.choice([*actions, *actions, *of_site])
+            name = 'joins' if lonely else rnd.choice([*actions, *actions, *of_bed])
             if name in actions:
                 made[name] += await actions[name]()
                 continue
@@ -161,8 +159,7 @@ class Team:
             self.faults.append(Fault(begin, time.monotonic(), name))
             made[name] += 1
             if name in LOSING:
-                for partition in partitions:
-                    await site.leader(partition, replicated=True)
+                await bed.replicated(partitions)
         self._run.found['faults'] = dict(sorted(made.items()))
 
     def received(self) -> int:
@@ -179,11 +176,11 @@ class Team:
 
     async def describe(self, partitions: Sequence[str]) -> dict[str, str]:
         """What RabbitMQ says about the group in each partition."""
-        if isinstance(self._site, InMemory):
+        if not isinstance(self._bed, ClusterBed):
             return {}
         what = ('list_stream_group_consumers', '--reference', GROUP, '--stream')
         columns = ('connection_name', 'state')
-        tool = self._site.broker.tool
+        tool = self._bed.broker.tool
         return {
             name: await asyncio.to_thread(tool, 'rabbitmq-streams', *what, name, *columns)
             for name in partitions
@@ -203,25 +200,23 @@ class Team:
             await member.end()
 
 
-async def group_churn(run: Run, place: Site) -> None:
+async def group_churn(run: Run, bed: Bed) -> None:
     """Publish by key while the members of a group that reads the super stream come and go."""
-    site = place if isinstance(place, InMemory) else OnCluster(place.broker, place.proxies)
     with TemporaryDirectory() as folder:
-        async with site.super_stream(run['partitions']) as (stream, partitions):
-            for partition in partitions:
-                await site.leader(partition, replicated=True)
-            team = Team(run, site, stream, Path(folder))
+        async with bed.super_stream(run['partitions']) as (stream, partitions):
+            await bed.replicated(partitions)
+            team = Team(run, bed, stream, Path(folder))
             try:
                 for _ in range(run['members']):
                     await team.join()
                 begin = time.monotonic()
                 end = begin + run['seconds']
                 async with asyncio.TaskGroup() as tasks:
-                    loading = tasks.create_task(publish(run, site, stream, end))
+                    loading = tasks.create_task(publish(run, bed, stream, end))
                     tasks.create_task(team.disturb(partitions, end))
-                site.heal()
+                bed.heal()
                 await team.thaw()
-                stored = {name: await site.stored(name) for name in partitions}
+                stored = {name: await bed.stored(name) for name in partitions}
                 count = sum(len(numbers) for numbers, _ in stored.values())
                 await read_to_end(run, team, count, partitions)
                 end = time.monotonic()
@@ -234,11 +229,11 @@ async def group_churn(run: Run, place: Site) -> None:
     check_group(run, team, stored, end)
 
 
-async def publish(run: Run, site: Trouble, stream: str, end: float) -> int:
+async def publish(run: Run, bed: Bed, stream: str, end: float) -> int:
     """Publish at a steady rate; return how many messages were confirmed."""
     count = 0
     async with (
-        rbs.streams_client(site.uris, connection_name='proof') as client,
+        rbs.streams_client(bed.uris, connection_name='proof') as client,
         client.super_stream(stream).publisher(name=NAME, route=rbs.by_hash(key_of)) as publisher,
     ):
         while time.monotonic() < end:
@@ -265,7 +260,7 @@ async def read_to_end(run: Run, team: Team, count: int, partitions: Sequence[str
 def check_stored(run: Run, stored: Sequence['array[int]'], confirmed: int) -> None:
     numbers = sorted(number for part in stored for number in part)
     run.check('every message is stored once', numbers == [*range(confirmed)], f'{confirmed:,}')
-    for wrong in (misplaced(stored), unordered(stored)):
+    for wrong in (misplaced(stored), keys_unordered(stored)):
         if wrong:
             run.check('keys are in order', False, wrong)
 

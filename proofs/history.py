@@ -1,57 +1,60 @@
-"""The outcome of each message that a soak sends, to compare with the stored messages."""
+"""The history of one publisher's messages: who sent what and when, and what the calls reported."""
 
-from collections import Counter
-from collections.abc import Sequence
-from itertools import pairwise
+from array import array
+from collections.abc import Callable, Iterable
 
-__all__ = ['CONFIRM', 'CONFIRMED', 'MESSAGES', 'REFUSED', 'UNKNOWN', 'Log']
-
-MESSAGES = 30_000  # maximum number per publisher and round
-CONFIRM = 20.0  # timeout of calls in seconds
 UNSENT, UNKNOWN, CONFIRMED, REFUSED = range(4)
 
 
-class Log:
-    """The outcomes of the messages of one publisher.
+class History:
+    """What happened to the messages of one publisher, by their numbers.
 
-    :ivar stream: stream used by this publisher only.
+    An epoch is twice the number of faults so far, plus one during a fault.
+
+    :param total: number of messages, at most.
+    :param epoch: returns the current epoch.
+    :ivar stream: the stream or super stream that has only these messages.
     :ivar named: whether the publisher has a name, so that the broker discards duplicates.
-    :ivar states: outcome by number of message.
+    :ivar outcomes: UNSENT, UNKNOWN until reported, CONFIRMED, or REFUSED: certainly not stored.
+    :ivar called: epoch in which each message was sent.
+    :ivar returned: epoch in which its outcome was reported.
     """
 
-    def __init__(self, how: str, stream: str, named: bool) -> None:
-        self.how = how
+    def __init__(
+        self,
+        label: str,
+        stream: str,
+        named: bool,
+        total: int,
+        epoch: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.label = label
         self.stream = stream
         self.named = named
-        self.states = bytearray(MESSAGES)
+        self.total = total
         self.next = 0
+        self.epoch = epoch
+        self.outcomes = bytearray(total)
+        self.called = array('L', [0]) * total
+        self.returned = array('L', [0]) * total
 
-    def take(self, count: int, limit: int = MESSAGES) -> range:
-        """Reserve the numbers of the next messages; their outcome is unknown until noted."""
-        found = range(self.next, max(self.next, min(self.next + count, limit)))
-        self.next = found.stop
-        for number in found:
-            self.states[number] = UNKNOWN
-        return found
-
-    def note(self, numbers: Sequence[int], state: int) -> None:
+    def take(self, count: int, limit: int | None = None) -> range:
+        """Record that the next messages, below the limit, are sent; return their numbers."""
+        end = min(self.next + count, self.total if limit is None else limit)
+        numbers = range(self.next, max(self.next, end))
+        self.next = numbers.stop
         for number in numbers:
-            self.states[number] = state
+            self.send(number)
+        return numbers
 
-    def wrong(self, stored: Sequence[int]) -> Counter[str]:
-        """Count the contradictions between outcomes and stored messages, by kind."""
-        found: Counter[str] = Counter()
-        counts = Counter(stored)
-        found['confirmed and lost'] = sum(
-            state == CONFIRMED and not counts[number] for number, state in enumerate(self.states)
-        )
-        found['refused and stored'] = sum(
-            state == REFUSED and counts[number] > 0 for number, state in enumerate(self.states)
-        )
-        found['never sent'] = sum(
-            number >= MESSAGES or self.states[number] == UNSENT for number in counts
-        )
-        if self.named:
-            found['duplicated'] = len(stored) - len(counts)
-            found['out of order'] = sum(a > b for a, b in pairwise(stored))
-        return +found
+    def send(self, number: int) -> None:
+        """Record that a message is sent; its outcome is unknown until noted."""
+        self.outcomes[number] = UNKNOWN
+        self.called[number] = self.epoch()
+
+    def note(self, numbers: Iterable[int], outcome: int) -> None:
+        """Record what a call has reported."""
+        epoch = self.epoch()
+        for number in numbers:
+            self.outcomes[number] = outcome
+            self.returned[number] = epoch

@@ -2,17 +2,17 @@
 
 import asyncio
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import aclosing
 from typing import Any
 
 import rbfly.streams as rbs
 from perf import wire
 from rbfly.error import AMQPDecoderError
 
+from .consume import WAYS
 from .run import Run
-from .site import Site, body
-
-__all__ = ['consume_anything']
+from .test_bed import Bed, body
 
 # A section without a descriptor, a boolean of 2, three invalid bytes, a huge array.
 SHORT = (
@@ -76,64 +76,50 @@ def publish(uri: str, stream: str, parts: Iterator[bytes]) -> None:
         connection.close()
 
 
-async def by_body(messages: Any) -> list[Item]:
-    data = await anext(messages)
-    return [(rbs.get_message_ctx().stream_offset, data)]
+async def read(
+    run: Run, subscription: rbs.Subscription, way: str, count: int
+) -> tuple[list[Item], list[Item]]:
+    """Read this many messages and errors; return the messages, and the data of the errors."""
+    found: list[Item] = []
+    errors: list[Item] = []
+    while len(found) + len(errors) < count:
+        try:
+            async with aclosing(WAYS[way](subscription)) as messages:
+                async for data, offset in messages:
+                    found.append((offset, data))
+                    run.done = len(found) + len(errors)
+                    if run.done == count:
+                        break
+        except AMQPDecoderError as ex:
+            errors.append((ex.offset, ex.data))
+            run.done = len(found) + len(errors)
+    return found, errors
 
 
-async def by_context(messages: Any) -> list[Item]:
-    ctx = await anext(messages)
-    return [(ctx.stream_offset, ctx.body)]
-
-
-async def by_batch(messages: Any) -> list[Item]:
-    batch = await anext(messages)
-    return list(zip(batch.offsets, batch, strict=True))
-
-
-WAYS: dict[str, tuple[Callable[[rbs.Subscription], Any], Any]] = {
-    'bodies': (aiter, by_body),
-    'contexts': (lambda subscription: subscription.messages(), by_context),
-    'batches': (lambda subscription: subscription.batches(), by_batch),
-}
-
-
-async def consume_anything(run: Run, site: Site) -> None:
+async def consume_anything(run: Run, bed: Bed) -> None:
     """Every valid message arrives and every invalid one is reported, each with its offset."""
     stored = contents(run)
-    valid = [
-        (i, body(i)) for i, message in enumerate(stored) if message == wire.data_section(body(i))
-    ]
-    offsets = {i for i, _ in valid}
-    invalid = [(i, message) for i, message in enumerate(stored) if i not in offsets]
+    encoded = [wire.data_section(body(i)) for i in range(len(stored))]
+    valid = [(i, body(i)) for i, message in enumerate(stored) if message == encoded[i]]
+    invalid = [(i, message) for i, message in enumerate(stored) if message != encoded[i]]
     raw = sorted([*valid, *invalid], key=lambda item: item[0])
     run.found |= {'valid': len(valid), 'invalid': len(invalid)}
 
     async with (
-        site.stream() as stream,
-        rbs.streams_client(site.uris, connection_name='proof') as client,
+        bed.stream() as stream,
+        rbs.streams_client(bed.uris, connection_name='proof') as client,
     ):
-        await asyncio.to_thread(publish, site.direct[0], stream, entries(run, stored))
-        for how, (begin, take) in WAYS.items():
+        await asyncio.to_thread(publish, bed.direct[0], stream, entries(run, stored))
+        for way in WAYS:
             for policy in ('raise', 'skip', 'raw'):
-                wanted = {'raise': valid, 'skip': valid, 'raw': raw}[policy]
+                wanted = raw if policy == 'raw' else valid
                 reported = invalid if policy == 'raise' else []
-                found: list[Item] = []
-                errors: list[Item] = []
                 async with client.subscribe(
-                    stream,
-                    offset=rbs.Offset.FIRST,
-                    on_decode_error=policy,
+                    stream, offset=rbs.Offset.FIRST, on_decode_error=policy
                 ) as subscription:
-                    messages = begin(subscription)
-                    while len(found) < len(wanted) or len(errors) < len(reported):
-                        try:
-                            found += await take(messages)
-                        except AMQPDecoderError as ex:
-                            errors.append((ex.offset, ex.data))
-                        run.done = len(found) + len(errors)
+                    found, errors = await read(run, subscription, way, len(wanted) + len(reported))
                 run.check(
-                    f'{how}, on_decode_error={policy!r}: every valid message arrives, and every'
+                    f'by {way}, on_decode_error={policy!r}: every valid message arrives, and every'
                     ' invalid one is handled as documented',
                     found == wanted and errors == reported,
                     f'{len(found):,} delivered, {len(errors):,} raised as errors',

@@ -1,22 +1,20 @@
 """Proofs that memory does not grow with the number of messages."""
 
 import asyncio
-import contextlib
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import rbfly.streams as rbs
 
 from .consume import lead, read_all
 from .fault_injection import Gate
-from .peers import publishing
-from .publish import Sent, send_all, way
+from .history import History
+from .processes import publishing
+from .publish import Sender
 from .run import Run
-from .site import Site, body
-
-__all__ = ['consume_memory', 'memory']
+from .test_bed import Bed
 
 GROWTH = 5 * 2**20  # bytes that a run may grow by after its warm-up
 WARM_UP = 10  # the first tenth of the messages is the warm-up
@@ -33,6 +31,14 @@ def resident() -> int:
     """Resident memory of this process in bytes."""
     with open('/proc/self/statm') as f:
         return int(f.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+
+
+def check_growth(run: Run, sizes: list[int]) -> None:
+    """Check the memory after the warm-up."""
+    run.found['memory after the warm-up'] = sizes[0]
+    run.found['memory at the end'] = sizes[-1]
+    growth = max(sizes) - sizes[0]
+    run.check('memory grows by less than 5 MB', growth < GROWTH, f'at most {growth:,} bytes')
 
 
 @asynccontextmanager
@@ -53,57 +59,47 @@ async def sampled(run: Run) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    warm = [size for done, size in samples if done >= total // WARM_UP]
+        await asyncio.wait([task])
     run.found['memory at the start'] = samples[0][1]
-    run.found['memory after the warm-up'] = warm[0]
-    run.found['memory at the end'] = warm[-1]
     run.found['samples'] = len(samples)
-    growth = max(warm) - warm[0]
-    run.check('memory grows by less than 5 MB', growth < GROWTH, f'at most {growth:,} bytes')
+    check_growth(run, [size for done, size in samples if done >= total // WARM_UP])
 
 
-async def memory(run: Run, site: Site) -> None:
+class Unrecorded(History):
+    """Records nothing, so that only the client's memory can grow."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__('', stream, False, 0)
+
+    def send(self, number: int) -> None:
+        pass
+
+    def note(self, numbers: Iterable[int], outcome: int) -> None:
+        pass
+
+
+async def publish(run: Run, bed: Bed) -> None:
     """Publish many messages."""
-    total = run['messages']
-    cls = way(run)
-    gate = Gate(total)
-    sent = Unnoted(run)
     async with (
-        site.stream(**RETENTION) as stream,
-        rbs.streams_client(site.direct[0], connection_name='proof') as client,
-        client.publisher(stream, cls=cls) as publisher,
+        bed.stream(**RETENTION) as stream,
+        rbs.streams_client(bed.direct[0], connection_name='proof') as client,
+        client.publisher(stream) as publisher,
         sampled(run),
     ):
-        await send_all(run, publisher, gate, sent)
-    run.check('every send returned', run.done == total, f'{run.done:,} of {total:,}')
+        await Sender(run, publisher, Gate(run['messages']), Unrecorded(stream)).send_all()
+    run.check_returned()
 
 
-class Unnoted(Sent):
-    """Counts messages without recording them, so that only the client's memory can grow."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run, 0, lambda: 0)
-
-    def call(self, number: int) -> bytes:
-        return body(number)
-
-    def done(self, number: int) -> None:
-        self.run.done += 1
-
-
-async def consume_memory(run: Run, site: Site) -> None:
+async def consume(run: Run, bed: Bed) -> None:
     """Consume many messages with one subscription while they are published."""
     total = run['messages']
-    gate = Gate(total)
     async with (
-        site.stream(**RETENTION) as stream,
-        publishing(site, stream, total, size=1_000, window=20_000) as limit,
-        rbs.streams_client(site.direct[0], connection_name='proof') as client,
+        bed.stream(**RETENTION) as stream,
+        publishing(bed, stream, total, size=1_000, window=20_000) as limit,
+        rbs.streams_client(bed.direct[0], connection_name='proof') as client,
         asyncio.TaskGroup() as group,
     ):
-        feeder = group.create_task(lead(run, gate, limit, LEAD))
+        feeder = group.create_task(lead(run, Gate(total), limit, LEAD))
         async with sampled(run):
             await read_all(run, client, stream)
         feeder.cancel()

@@ -1,35 +1,18 @@
-"""Proofs of publishing."""
+"""Proofs of publishing: what is confirmed is stored once and in order, whatever fails."""
 
 import asyncio
-from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import rbfly.streams as rbs
 
-from .checker import at_least_once, exactly_once, in_order, tasks_in_order
-from .fault_injection import (
-    LEADER_FAULTS,
-    NODE_FAULTS,
-    Gate,
-    change_leader,
-    plan_cuts,
-    repeat,
-    restart,
-)
-from .peers import Tap
+from .checker import LOST, ORDER, REFUSED_STORED, TWICE, described, unordered_by, violations
+from .fault_injection import FaultInjection, Gate
+from .history import CONFIRMED, REFUSED, UNKNOWN, History
 from .run import ProofError, Run
-from .site import CONFIRM, ENTRY_UP, Site, body
-
-__all__ = [
-    'cancels',
-    'publish_cuts',
-    'publish_leader',
-    'publish_nodes',
-    'publish_restart',
-    'send_all',
-    'tasks',
-]
+from .test_bed import CONFIRM_DOWN, ENTRY_UP, Bed, ClusterBed, body
+from .wiretap import Tap
 
 BATCH = 1_000
 NAME = 'proof'
@@ -40,277 +23,189 @@ CANCEL_TASKS = 300
 CANCEL_LAST = 0.005  # maximum seconds until a send is cancelled
 
 
-class Sent:
-    """For each message, the epochs in which `send` was called and in which it returned.
+class Sender:
+    """Sends messages in the way that `--by` selects, and records their history."""
 
-    An epoch is twice the number of faults so far, plus one during a fault.
-
-    :ivar not_sent: messages that the publisher withdrew when their callers gave up.
-    :ivar unknown: other messages whose callers gave up.
-    """
-
-    def __init__(self, run: Run, total: int, epoch: Callable[[], int]) -> None:
+    def __init__(self, run: Run, publisher: Any, gate: Gate, history: History) -> None:
         self.run = run
-        self.epoch = epoch
-        self.called = array('L', [0]) * total
-        self.returned = array('L', [0]) * total
-        self.not_sent: set[int] = set()
-        self.unknown: set[int] = set()
+        self.publisher = publisher
+        self.gate = gate
+        self.history = history
 
-    def call(self, number: int) -> bytes:
-        """Record that a message is being sent; return its body."""
-        self.called[number] = self.epoch()
-        return body(number)
+    def report(self, numbers: Sequence[int], outcome: int) -> None:
+        self.history.note(numbers, outcome)
+        self.run.done += len(numbers)
 
-    def done(self, number: int) -> None:
-        self.returned[number] = self.epoch()
-        self.run.done += 1
+    async def in_tasks(self, send: Callable[[bytes], Awaitable[int]]) -> None:
+        """Let many tasks send messages and record the outcome that `send` returns."""
 
-    def given_up(self, number: int, outcome: str | None) -> None:
-        """Record that the caller of `send` has given up."""
-        (self.not_sent if outcome == 'not_sent' else self.unknown).add(number)
-        self.done(number)
+        async def work() -> None:
+            while (number := await self.gate.take()) is not None:
+                self.history.send(number)
+                self.report((number,), await send(body(number)))
 
-    def all_done(self) -> None:
-        """Record that a single call has sent all messages."""
-        self.returned = array('L', [self.epoch()]) * len(self.returned)
-        self.run.done = self.run['messages']
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.run['tasks']):
+                group.create_task(work())
 
+    async def by_send(self) -> None:
+        """Send each message with `send`."""
+        send = self.publisher.send
 
-async def by_send(publisher: rbs.Publisher, gate: Gate, sent: Sent, tasks: int) -> None:
-    """Send each message with `send`, from many tasks."""
-    send, take = publisher.send, gate.take
+        async def confirmed(message: bytes) -> int:
+            await send(message)
+            return CONFIRMED
 
-    async def work() -> None:
-        while (number := await take()) is not None:
-            await send(sent.call(number))
-            sent.done(number)
+        await self.in_tasks(confirmed)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(tasks):
-            group.create_task(work())
+    async def by_giving_up(self) -> None:
+        """Like `by_send`, but many sends time out or are cancelled."""
+        rnd, send = self.run.random, self.publisher.send
 
-
-async def by_giving_up(publisher: rbs.Publisher, gate: Gate, sent: Sent, tasks: int) -> None:
-    """Like `by_send`, but many sends time out or are cancelled."""
-    rnd = sent.run.random
-
-    async def work() -> None:
-        while (number := await gate.take()) is not None:
-            message = sent.call(number)
+        async def impatient(message: bytes) -> int:
             chance, patience = rnd.random(), rnd.choice(PATIENCE)
             try:
                 if chance < GIVE_UP / 2:
-                    await publisher.send(message, timeout=patience)
+                    await send(message, timeout=patience)
                 elif chance < GIVE_UP:
                     async with asyncio.timeout(patience):
-                        await publisher.send(message)
+                        await send(message)
                 else:
-                    await publisher.send(message)
+                    await send(message)
             except rbs.ConfirmTimeout as ex:
-                sent.given_up(number, ex.outcome)
+                return REFUSED if ex.outcome == 'not_sent' else UNKNOWN
             except TimeoutError:  # cancelled
-                sent.given_up(number, 'unknown')
-            else:
-                sent.done(number)
+                return UNKNOWN
+            return CONFIRMED
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(tasks):
-            group.create_task(work())
+        await self.in_tasks(impatient)
 
+    async def by_flush(self) -> None:
+        """Send batches of 1,000 messages, each confirmed before the next."""
+        while (first := await self.gate.take()) is not None:
+            numbers = range(first, first + 1 + self.gate.more(BATCH - 1))
+            for number in numbers:
+                self.history.send(number)
+                self.publisher.batch(body(number))
+            await self.publisher.flush()
+            self.report(numbers, CONFIRMED)
 
-async def by_flush(publisher: rbs.Publisher, gate: Gate, sent: Sent, tasks: int) -> None:
-    """Send batches of 1,000 messages, each confirmed before the next."""
-    while (first := await gate.take()) is not None:
-        numbers = range(first, first + 1 + gate.more(BATCH - 1))
-        for number in numbers:
-            publisher.batch(sent.call(number))
-        await publisher.flush()
-        for number in numbers:
-            sent.done(number)
+    async def by_send_many(self) -> None:
+        """Send all messages with one call, which returns when they are confirmed."""
+        first = self.gate.next
 
+        async def source() -> AsyncIterator[bytes]:
+            while (number := await self.gate.take()) is not None:
+                self.history.send(number)
+                self.run.done = number
+                yield body(number)
 
-async def by_send_many(publisher: Any, gate: Gate, sent: Sent, tasks: int) -> None:
-    """Send all messages with one call, which returns when they are confirmed."""
+        count = await self.publisher.send_many(source())
+        numbers = range(first, self.gate.next)
+        if count != len(numbers):
+            raise ProofError(f'send_many returned {count:,} instead of {len(numbers):,}')
+        self.run.done = first
+        self.report(numbers, CONFIRMED)
 
-    async def source() -> AsyncIterator[bytes]:
-        while (number := await gate.take()) is not None:
-            sent.run.done = number
-            yield sent.call(number)
-
-    count = await publisher.send_many(source())
-    if count != gate.total:
-        raise ProofError(f'send_many returned {count:,} instead of {gate.total:,}')
-    sent.all_done()
-
-
-WAYS: dict[str, tuple[type[Any], Callable[..., Awaitable[None]]]] = {
-    'send': (rbs.Publisher, by_send),
-    'flush': (rbs.Publisher, by_flush),
-    'send-many': (rbs.Publisher, by_send_many),
-    'giving-up': (rbs.Publisher, by_giving_up),
-}
-
-
-async def send_all(
-    run: Run, publisher: Any, gate: Gate, sent: Sent, fault: Awaitable[None] | None = None
-) -> None:
-    """Send all messages in the selected way, during faults."""
-    _, send = WAYS[run['by']]
-    async with asyncio.TaskGroup() as group:
-        if fault is not None:
-            group.create_task(fault)  # type: ignore[arg-type]
-        group.create_task(send(publisher, gate, sent, run['tasks']))  # type: ignore[arg-type]
-
-
-def way(run: Run) -> type[Any]:
-    """The publisher class for the selected way of publishing.
-
-    :raises ProofError: the way is unknown.
-    """
-    if run['by'] not in WAYS:
-        raise ProofError(f'unknown way of publishing --by {run["by"]}; use {", ".join(WAYS)}')
-    return WAYS[run['by']][0]
-
-
-async def publish(
-    run: Run,
-    site: Site,
-    epoch: Callable[[Gate], int],
-    drive: Callable[[Gate, str], Awaitable[None]] | None = None,
-) -> None:
-    """Publish all messages during faults, then check the stored messages.
-
-    :param epoch: returns the epoch, see :class:`Sent`.
-    :param drive: causes the faults; None if the proxy cuts connections on its own.
-    """
-    total = run['messages']
-    cls = way(run)
-    gate = Gate(total)
-    sent = Sent(run, total, lambda: epoch(gate))
-    name = None if run['unnamed'] else NAME
-    async with site.stream() as stream:
-        async with (
-            rbs.streams_client(site.uris, connection_name='proof') as client,
-            client.publisher(stream, name=name, cls=cls) as publisher,
-        ):
-            await send_all(run, publisher, gate, sent, drive and drive(gate, stream))
-        run.check('every send returned', run.done == total, f'{run.done:,} of {total:,}')
-        numbers, _ = await site.stored(stream)
-    run.found['stored'] = len(numbers)
-    if gave_up := sent.not_sent | sent.unknown:
-        run.found |= {
-            'not sent': len(sent.not_sent),
-            'unknown': len(sent.unknown),
-            'unknown and stored': len(sent.unknown.intersection(numbers)),
+    async def send_all(self) -> None:
+        ways = {
+            'send': self.by_send,
+            'flush': self.by_flush,
+            'send-many': self.by_send_many,
+            'giving-up': self.by_giving_up,
         }
-        stored = len(sent.not_sent.intersection(numbers))
-        run.check('no message is stored that was reported as not sent', not stored, stored or '')
+        if (by := self.run['by']) not in ways:
+            raise ProofError(f'unknown way of publishing --by {by}; use {", ".join(ways)}')
+        await ways[by]()
+
+
+@asynccontextmanager
+async def publisher_to(
+    bed: Bed, stream: str, name: str | None = None, **options: Any
+) -> AsyncIterator[rbs.Publisher]:
+    """Open a client with a publisher."""
+    async with (
+        rbs.streams_client(bed.uris, connection_name='proof') as client,
+        client.publisher(stream, name=name, **options) as publisher,
+    ):
+        yield publisher
+
+
+async def publish(run: Run, bed: ClusterBed) -> None:
+    """Publish all messages during faults, then check the stored messages."""
+    total = run['messages']
+    gate = Gate(total)
+    faults = FaultInjection(run, bed, gate, {'up': total * ENTRY_UP, 'down': total * CONFIRM_DOWN})
+    named = not run['unnamed']
+    async with bed.stream() as stream:
+        history = History('', stream, named, total, faults.epoch)
+        async with (
+            publisher_to(bed, stream, NAME if named else None) as publisher,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(faults.drive(stream))
+            group.create_task(Sender(run, publisher, gate, history).send_all())
+        run.check_returned()
+        numbers, _ = await bed.stored(stream)
     crossed = len(set(numbers))
-    up, down = sum(site.carried('up')), sum(site.carried('down'))
+    up, down = sum(bed.carried('up')), sum(bed.carried('down'))
     run.check(
         'the traffic went through the proxies',
-        up >= crossed * ENTRY_UP and down >= crossed * CONFIRM,
+        up >= crossed * ENTRY_UP and down >= crossed * CONFIRM_DOWN,
         f'{up:,} bytes up, {down:,} down',
     )
-    if run['unnamed']:
-        cuts = drive is None
+    check_stored(run, history, numbers, cuts=faults.kind == 'cuts')
+    faults.check()
 
-        def allowed(number: int) -> int:
-            called, returned = sent.called[number], sent.returned[number]
-            if called == returned and not called % 2:
-                return 1
-            return 1 + (returned - called) // 2 if cuts else total
 
-        wrong = at_least_once(numbers, total, allowed, gave_up)
-        run.check(
-            'stored at least once, and exactly once if no fault preceded the confirm',
-            not wrong,
-            wrong,
-        )
+def check_stored(run: Run, history: History, numbers: Sequence[int], *, cuts: bool) -> None:
+    """Check what a stream contains.
+
+    :param cuts: whether each fault causes one duplicate at most.
+    """
+
+    def allowed(number: int) -> int:
+        called, returned = history.called[number], history.returned[number]
+        if history.named or (called == returned and not called % 2):
+            return 1
+        return 1 + (returned - called) // 2 if cuts else history.total
+
+    wrong = violations(history, numbers, allowed)
+    run.found['stored'] = len(numbers)
+    refused = wrong.pop(REFUSED_STORED, [])
+    outcomes = history.outcomes
+    if outcomes.count(REFUSED) or outcomes.count(UNKNOWN):
+        run.found |= {
+            'not sent': outcomes.count(REFUSED),
+            'unknown': outcomes.count(UNKNOWN),
+            'unknown and stored': sum(outcomes[number] == UNKNOWN for number in set(numbers)),
+        }
+        run.check_none('no message is stored that was reported as not sent', len(refused))
+    order = wrong.pop(ORDER, [])
+    claim = 'stored exactly once'
+    if not history.named:
+        claim = 'stored at least once, and exactly once if no fault preceded the confirm'
         run.found['duplicates'] = len(numbers) - len(set(numbers))
-    else:
-        wrong = at_least_once(numbers, total, lambda number: 1, gave_up)
-        run.check('stored exactly once', not wrong, wrong)
-    wrong = in_order(numbers)
-    run.check('stored in order', not wrong, wrong)
+    run.check_none(claim, described(wrong))
+    run.check_none('stored in order', described({ORDER: order}))
 
 
-async def publish_cuts(run: Run, site: Site) -> None:
-    """Publish while connections are cut at random bytes."""
-    total = run['messages']
-    proxy = site.proxy
-    plan_cuts(run, proxy, {'up': total * ENTRY_UP, 'down': total * CONFIRM})
-    await publish(run, site, lambda gate: 2 * proxy.cuts)
-    run.check(f'{run["cuts"]:,} cuts', proxy.cuts == run['cuts'], proxy.cuts)
-
-
-async def publish_restart(run: Run, site: Site) -> None:
-    """Publish while the broker is restarted."""
-    await publish(run, site, lambda gate: gate.epoch, repeat(run, site, restart))
-    check_faults(run, 'restarts')
-
-
-async def publish_leader(run: Run, site: Site) -> None:
-    """Publish while the leader of the stream changes; messages go to each new leader."""
-    leader = 0
-    since = site.carried('up')
-    followed: list[str] = []
-
-    def look() -> None:
-        node = site.busiest('up', since)
-        followed.append('yes' if node == leader else f'{node + 1} instead of {leader + 1}')
-
-    def drive(gate: Gate, stream: str) -> Awaitable[None]:
-        async def fault(number: int) -> None:
-            nonlocal leader, since
-            if number == 0:
-                leader = await site.leader(stream)
-            look()
-            how = LEADER_FAULTS[number % len(LEADER_FAULTS)]
-            leader = await change_leader(run, site, stream, how)
-            since = site.carried('up')
-
-        return gate.drive(run, fault)
-
-    await publish(run, site, lambda gate: gate.epoch, drive)
-    look()
-    check_faults(run, 'leaders')
-    run.check('the publisher followed the leader', set(followed) == {'yes'}, ', '.join(followed))
-
-
-async def publish_nodes(run: Run, site: Site) -> None:
-    """Publish while nodes of the cluster fail."""
-    await publish(run, site, lambda gate: gate.epoch, repeat(run, site, NODE_FAULTS[run['how']]))
-    check_faults(run, 'faults')
-
-
-def check_faults(run: Run, name: str) -> None:
-    """Check that all requested faults happened."""
-    done = run.found.get(name, [])
-    run.check(f'{run["cuts"]:,} {name}', len(done) == run['cuts'], ', '.join(done))
-
-
-# -- one publisher, many tasks
-
-
-async def tasks(run: Run, site: Site) -> None:
+async def tasks(run: Run, bed: ClusterBed) -> None:
     """In each of many tasks, `send` returns after the confirm of its own message."""
     each = run['messages'] // run['tasks']
     total = each * run['tasks']
-    tap = Tap(site.proxy, total)
+    tap = Tap(bed.proxies[0], total)
     early: list[int] = []
 
-    async with site.stream() as stream:
-        async with (
-            rbs.streams_client(site.uris, connection_name='proof') as client,
-            client.publisher(stream) as publisher,
-            asyncio.TaskGroup() as group,
-        ):
+    async with bed.stream() as stream:
+        history = History('', stream, True, total)
+        async with publisher_to(bed, stream) as publisher, asyncio.TaskGroup() as group:
 
             async def work(task: int) -> None:
                 for number in range(task * each, (task + 1) * each):
+                    history.send(number)
                     await publisher.send(body(number))
+                    history.note((number,), CONFIRMED)
                     run.done += 1
                     if not tap.confirmed[number]:
                         early.append(number)
@@ -318,85 +213,77 @@ async def tasks(run: Run, site: Site) -> None:
             for task in range(run['tasks']):
                 group.create_task(work(task))
         run.check('every send returned', run.done == total, f'{run.done:,} of {total:,}')
-        numbers, _ = await site.stored(stream)
+        numbers, _ = await bed.stored(stream)
     run.check(
         'every send returned after the confirm of its own message',
         tap.published == total and not early,
         f'{tap.published:,} published, {len(early):,} returned too early',
     )
-    wrong = exactly_once(numbers, total)
-    run.check('stored exactly once', not wrong, wrong)
-    wrong = tasks_in_order(numbers, each)
-    run.check("each task's messages are stored in order", not wrong, wrong)
+    wrong = violations(history, numbers)
+    wrong.pop(ORDER, None)  # of different tasks
+    run.check_none('stored exactly once', described(wrong))
+    late = unordered_by(numbers, lambda number: number // each)
+    run.check_none("each task's messages are stored in order", late)
 
 
-# -- cancelled sends
-
-
-async def cancels(run: Run, site: Site) -> None:
+async def cancels(run: Run, bed: ClusterBed) -> None:
     """Cancelled sends do not affect other messages, and their publishing ids are not reused."""
     rnd = run.random
     wanted, least = run['cuts'], run['messages']
-    tap = Tap(site.proxy, 10 * (wanted + least))
+    most = 10 * (wanted + least)
+    tap = Tap(bed.proxies[0], most)
     cancelled: set[int] = set()
-    confirmed: set[int] = set()
     early: list[int] = []
-    count = 0
     moments = {'after turns': 0, 'after a time': 0}
 
-    async with site.stream() as stream:
-        async with (
-            rbs.streams_client(site.uris, connection_name='proof') as client,
-            client.publisher(stream, name=NAME, max_unconfirmed=CANCEL_WINDOW) as publisher,
-        ):
+    async with bed.stream() as stream:
+        history = History('', stream, True, most)
+        async with publisher_to(bed, stream, NAME, max_unconfirmed=CANCEL_WINDOW) as publisher:
             loop = asyncio.get_running_loop()
 
+            async def send(number: int) -> None:
+                """Send a message, and cancel the call in turn, later or not at all."""
+                task = asyncio.create_task(publisher.send(body(number)))
+                how = ''
+                if len(cancelled) < wanted:
+                    how = rnd.choice(('', 'after turns', 'after a time'))
+                if how == 'after turns':
+                    for _ in range(rnd.randrange(1, 5)):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                elif how:
+                    loop.call_later(rnd.random() * CANCEL_LAST, task.cancel)
+                await asyncio.wait([task])
+                if task.cancelled():
+                    cancelled.add(number)
+                    moments[how] += 1
+                else:
+                    await task
+                    history.note((number,), CONFIRMED)
+                    if not tap.confirmed[number]:
+                        early.append(number)
+                run.done += 1
+
             async def work() -> None:
-                nonlocal count
-                while len(cancelled) < wanted or count < least:
-                    number = count
-                    count += 1
-                    task = asyncio.create_task(publisher.send(body(number)))
-                    how = ''
-                    if len(cancelled) < wanted:
-                        how = rnd.choice(('', 'after turns', 'after a time'))
-                    if how == 'after turns':
-                        for _ in range(rnd.randrange(1, 5)):
-                            await asyncio.sleep(0)
-                        task.cancel()
-                    elif how:
-                        loop.call_later(rnd.random() * CANCEL_LAST, task.cancel)
-                    await asyncio.wait([task])
-                    if task.cancelled():
-                        cancelled.add(number)
-                        moments[how] += 1
-                    else:
-                        await task
-                        confirmed.add(number)
-                        if not tap.confirmed[number]:
-                            early.append(number)
-                    run.done += 1
+                while len(cancelled) < wanted or history.next < least:
+                    for number in history.take(1):
+                        await send(number)
 
             async with asyncio.TaskGroup() as group:
                 for _ in range(CANCEL_TASKS):
                     group.create_task(work())
-        numbers, _ = await site.stored(stream)
+        numbers, _ = await bed.stored(stream)
     run.found |= {
-        'sent': count,
+        'sent': history.next,
         'cancelled': len(cancelled),
         **{f'cancelled {how}': number for how, number in moments.items()},
         'cancelled and stored': len(cancelled.intersection(numbers)),
     }
     run.check(f'{wanted:,} sends cancelled', len(cancelled) >= wanted, f'{len(cancelled):,}')
-    stored = set(numbers)
-    lost = confirmed - stored
-    run.check('no other message is lost', not lost, f'{len(lost):,} lost' if lost else '')
-    run.check('no message is stored twice', len(stored) == len(numbers), f'{len(numbers):,} stored')
-    run.check(
-        'every other send returned after the confirm of its own message',
-        not early,
-        f'{len(early):,} returned too early' if early else '',
-    )
+    wrong = violations(history, numbers)
+    run.check_none('no other message is lost', described({LOST: wrong.get(LOST, [])}))
+    run.check('no message is stored twice', TWICE not in wrong, f'{len(numbers):,} stored')
+    run.check_none('every other send returned after the confirm of its own message', len(early))
     run.check(
         'no publishing id was reused',
         tap.published >= len(numbers) and not tap.reused,

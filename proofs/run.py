@@ -20,9 +20,7 @@ from perf.progress import Progress
 from .catalogue import Proof, Value, command
 
 if TYPE_CHECKING:
-    from .site import Site
-
-__all__ = ['ProofError', 'Run', 'default_path', 'loop_factory', 'prove', 'run']
+    from .test_bed import Bed
 
 STUCK = 120.0  # seconds without progress after which a proof is stuck
 
@@ -59,56 +57,76 @@ class Run:
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]
 
+    def note(self, name: str, what: str) -> None:
+        """Record one of several things that happen, such as faults."""
+        self.found.setdefault(name, []).append(what)
+
     def check(self, what: str, holds: bool, detail: object = '') -> None:
         """Record whether a claim holds."""
         self.checks.append({'what': what, 'holds': bool(holds), 'detail': str(detail)})
+
+    def check_none(self, what: str, wrong: object) -> None:
+        """Record a claim that holds if nothing is wrong."""
+        self.check(what, not wrong, wrong or '')
+
+    def check_returned(self) -> None:
+        total = self['messages']
+        self.check('every send returned', self.done == total, f'{self.done:,} of {total:,}')
 
     @property
     def holds(self) -> bool:
         """Whether there are claims and all of them hold."""
         return bool(self.checks) and not self.error and all(item['holds'] for item in self.checks)
 
-    async def execute(self, site: 'Site', prove: Callable[..., Awaitable[None]]) -> None:
+    def code(self) -> Callable[['Run', Any], Awaitable[None]]:
+        """Import the function of the proof."""
+        module, _, function = self.proof.code.partition('.')
+        found: Callable[[Run, Any], Awaitable[None]]
+        found = getattr(importlib.import_module(f'.{module}', __package__), function)
+        return found
+
+    async def execute(self, bed: 'Bed') -> None:
         """Run the code of the proof; an error becomes part of the result."""
+        prove = self.code()
         start = time.monotonic()
         try:
             async with self.watched():
-                await prove(self, site)
+                await prove(self, bed)
         except Exception as ex:
             self.error = reason(ex)
         self.found['seconds'] = round(time.monotonic() - start, 3)
-        self.found['proxies'] = [proxy.stats() for proxy in site.proxies]
+        self.found['proxies'] = [proxy.stats() for proxy in bed.proxies]
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Show progress, and raise an error if there is none for too long."""
         total = self.settings.get('messages')
-        with Progress(total, self.proof.name, 'messages' if total else 'steps') as progress:
+        unit = 'messages' if total else 'steps'
 
-            async def look(limit: asyncio.Timeout) -> None:
-                loop = asyncio.get_running_loop()
-                last = 0
-                while True:
-                    if self.done != last:
-                        progress.step(self.done - last)
-                        last = self.done
-                        limit.reschedule(loop.time() + STUCK)
-                    await asyncio.sleep(1)
+        async def look(progress: Progress, limit: asyncio.Timeout) -> None:
+            loop = asyncio.get_running_loop()
+            last = 0
+            while True:
+                if self.done != last:
+                    progress.step(self.done - last)
+                    last = self.done
+                    limit.reschedule(loop.time() + STUCK)
+                await asyncio.sleep(1)
 
+        with Progress(total, self.proof.name, unit) as progress:
             try:
                 async with asyncio.timeout(STUCK) as limit, asyncio.TaskGroup() as group:
-                    task = group.create_task(look(limit))
+                    task = group.create_task(look(progress, limit))
                     try:
                         yield
                     finally:
                         task.cancel()
             except TimeoutError:
-                if limit.expired():
-                    raise ProofError(
-                        f'stuck: no progress for {STUCK:.0f} s after {self.done:,}'
-                        f' {"messages" if total else "steps"}'
-                    ) from None
-                raise
+                if not limit.expired():
+                    raise
+                raise ProofError(
+                    f'stuck: no progress for {STUCK:.0f} s after {self.done:,} {unit}'
+                ) from None
 
     def report(self, broker: dict[str, str]) -> dict[str, Any]:
         """The contents of the result file."""
@@ -140,10 +158,7 @@ class Run:
             lines.append(f'  {"yes" if item["holds"] else "NO "} {item["what"]}{detail}')
         if self.error:
             lines.append(f'  NO  {self.error}')
-        for name, value in self.found.items():
-            if name != 'proxies':
-                lines.append(f'  {name}: {value}')
-        return lines
+        return lines + [f'  {k}: {value}' for k, value in self.found.items() if k != 'proxies']
 
 
 def default_path(folder: Path, run: Run) -> Path:
@@ -158,24 +173,17 @@ def reason(ex: BaseException) -> str:
     return f'{type(ex).__name__}: {ex}'
 
 
-async def prove(run: Run, site: 'Site') -> None:
-    """Run the code of a proof."""
-    module = importlib.import_module(f'.{run.proof.module}', __package__)
-    await run.execute(site, getattr(module, run.proof.name.replace('-', '_')))
-
-
 async def run_privately(run: Run, path: Path) -> None:
-    broker = importlib.import_module('.site', __package__).Site.private
-    if run.settings.get('on') == 'memory':
-        broker = importlib.import_module('.trouble', __package__).in_memory
-    async with broker(run.proof.nodes, run.seed) as site:
-        about = await asyncio.to_thread(site.about)
-        await prove(run, site)
+    from .test_bed import BEDS
+
+    async with BEDS[run.settings.get('on', 'rabbitmq')](run.proof.nodes, run.seed) as bed:
+        about = await asyncio.to_thread(bed.about)
+        await run.execute(bed)
     run.write(path, about)
 
 
 def run(run: Run, path: Path) -> None:
-    """Run a proof and write its result file."""
+    """Run a proof on a broker of its own, and write its result file."""
     logging.getLogger('rbfly').addHandler(logging.NullHandler())  # faults are expected
     with asyncio.Runner(loop_factory=loop_factory(run.proof)) as runner:
         runner.run(run_privately(run, path))

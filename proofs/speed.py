@@ -1,34 +1,27 @@
 """Measurements among the proofs: latency at a fixed rate, and rates over slow connections."""
 
 import asyncio
-import functools
 import math
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any
 
 import rbfly.streams as rbs
-from brokers.proxy import Proxy
 from perf import stats, wire
-from perf.lanes import KINDS, raw_socket, rbfly
-from perf.lanes.base import Target, Work
-from perf.store import RabbitStore
 
-from .checker import exactly_once
-from .peers import in_child
-from .run import Run
-from .site import Site, body
-
-__all__ = ['latency', 'rtt']
-
-RATE = 1_000  # messages per second
-BLOCK = 1_000  # messages that each lane sends in turn
-QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
-
+from .checker import ORDER, described, violations
+from .history import CONFIRMED, History
+from .processes import in_child
+from .run import ProofError, Run
+from .test_bed import ClusterBed, body
 
 # -- latency
+
+RATE = 1_000  # messages per second
+BLOCK = 1_000  # messages that each side sends in turn
+QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
 
 
 class Floor(asyncio.Protocol):
@@ -89,38 +82,45 @@ def quantiles(times: list[float]) -> dict[str, float]:
     return {name: round(value * 1e6, 1) for name, value in found.items()}
 
 
-async def latency(run: Run, site: Site) -> None:
+@asynccontextmanager
+async def floor_to(uri: str, stream: str) -> AsyncIterator[Floor]:
+    connection = wire.Connection(uri)
+    connection.declare_publisher(stream)
+    connection.socket.setblocking(False)
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.create_connection(Floor, sock=connection.socket)
+    try:
+        yield protocol
+    finally:
+        transport.close()
+
+
+async def latency(run: Run, bed: ClusterBed) -> None:
     """Measure the latency of `send` at 1,000 messages per second, alternating with the floor."""
     total = run['messages']
-    uri = site.direct[0]
     ours: list[float] = []
     floor: list[float] = []
-    async with site.stream() as stream, site.stream() as other:
-        connection = wire.Connection(uri)
-        connection.declare_publisher(other)
-        connection.socket.setblocking(False)
-        transport, protocol = await asyncio.get_running_loop().create_connection(
-            Floor, sock=connection.socket
-        )
-        try:
-            async with (
-                rbs.streams_client(uri, connection_name='proof') as client,
-                client.publisher(stream) as publisher,
-            ):
-                for first in range(0, total, BLOCK):
-                    numbers = range(first, min(first + BLOCK, total))
-                    ours += await paced(publisher.send, numbers)
-                    floor += await paced(protocol.send, numbers)
-                    run.done = len(ours)
-        finally:
-            transport.close()
-        stored, _ = await site.stored(stream)
+    async with bed.stream() as stream, bed.stream() as other:
+        history = History('', stream, True, total)
+        async with (
+            floor_to(bed.direct[0], other) as bare,
+            rbs.streams_client(bed.direct[0], connection_name='proof') as client,
+            client.publisher(stream) as publisher,
+        ):
+            for _ in range(0, total, BLOCK):
+                numbers = history.take(BLOCK)
+                ours += await paced(publisher.send, numbers)
+                history.note(numbers, CONFIRMED)
+                floor += await paced(bare.send, numbers)
+                run.done = len(ours)
+        stored, _ = await bed.stored(stream)
     found, under = quantiles(ours), quantiles(floor)
     run.found |= {f'send {name}, us': value for name, value in found.items()}
     run.found |= {f'floor {name}, us': value for name, value in under.items()}
     run.found |= {f'ratio {name}': round(found[name] / under[name], 3) for name in found}
-    wrong = exactly_once(stored, total)
-    run.check('stored exactly once', not wrong, wrong)
+    wrong = violations(history, stored)
+    wrong.pop(ORDER, None)  # the messages of different tasks
+    run.check_none('stored exactly once', described(wrong))
     run.check('every send returned', len(ours) == total, f'{len(ours):,} of {total:,}')
 
 
@@ -129,113 +129,132 @@ async def latency(run: Run, site: Site) -> None:
 DELAYS = (0, 1, 5, 50)  # injected round-trip times in milliseconds
 TARGET = 0.8  # fraction of the floor's rate that send_many must reach
 ROUNDS = 5  # minimum number of rounds to check the target
-FAR_WINDOW = 40_000
-PER_MESSAGE = 2e-6  # estimated seconds per message in a lane that never waits
+WINDOW, FAR_WINDOW = 10_000, 40_000
+FRAME = 1_000  # messages in a frame of the floor of send_many
+PER_MESSAGE = 2e-6  # estimated seconds per message in a program that never waits
 ROUND_TRIP = 4e-4  # estimated seconds of a round trip without delay
 
+Kind = tuple[int, int]  # messages in a frame and in flight
+Program = Callable[[str, str, Kind, Sequence[int]], list[float]]
 
-Make = Callable[[Target], Work]
+
+def kinds(delay: int) -> dict[str, Kind]:
+    windows = (WINDOW, FAR_WINDOW) if delay == max(DELAYS) else (WINDOW,)
+    found = {f'send_many, window {window:,}': (FRAME, window) for window in windows}
+    return {'send': (1, 1), 'batch of 100': (100, 100), **found}
 
 
-def measure(make: Make, address: str, stream: str, warm_up: int, count: int) -> float:
-    """Warm up and run a lane in this process; return the seconds that it took."""
-
-    async def work() -> float:
-        lane = make(Target(address, stream))
-        await lane.open()
-        try:
-            for number in (warm_up, count):
-                await lane.prepare(number)
-                start = perf_counter()
-                done = await lane.run()
-                seconds = perf_counter() - start
-                await lane.finish()
-                if done != number:
-                    raise ValueError(f'only {done:,} of {number:,} messages are confirmed')
-            return seconds
-        finally:
-            await lane.close()
-
+def by_client(uri: str, stream: str, kind: Kind, counts: Sequence[int]) -> list[float]:
+    """Publish these numbers of messages with the client; return the seconds of each part."""
     import uvloop
+
+    frame, window = kind
+    options: Any = {'max_unconfirmed': window} if window > frame else {}
+
+    async def publish(publisher: rbs.Publisher, parts: list[list[bytes]]) -> None:
+        if frame == 1:
+            for (message,) in parts:
+                await publisher.send(message)
+            return
+        for part in parts:
+            for message in part:
+                publisher.batch(message)
+            await publisher.flush()
+
+    async def work() -> list[float]:
+        found = []
+        async with (
+            rbs.streams_client(uri) as client,
+            client.publisher(stream, **options) as publisher,
+        ):
+            for count in counts:
+                bodies = [body(number) for number in range(count)]
+                parts = [bodies[i : i + frame] for i in range(0, count, frame)]
+                start = perf_counter()
+                if window > frame:
+                    check_count(await publisher.send_many(bodies), count)
+                else:
+                    await publish(publisher, parts)
+                found.append(perf_counter() - start)
+        return found
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work())
 
 
-def pairs(delay: int) -> dict[str, tuple[Make, Make, int]]:
-    """RbFly's lane, the floor's lane and their window, by kind of work."""
-    kinds = {'send': KINDS['single'], 'batch of 100': KINDS['batch']}
-    for window in (10_000, FAR_WINDOW) if delay == max(DELAYS) else (10_000,):
-        kinds[f'send_many, window {window:,}'] = replace(KINDS['window'], window=window)
-    part = functools.partial
-    return {
-        name: (part(rbfly.make, kind), part(raw_socket.make, kind), kind.window)
-        for name, kind in kinds.items()
-    }
-
-
-async def rtt(run: Run, site: Site) -> None:
-    """Measure rates through a proxy that delays, as ratios to the floor through the same proxy."""
-    store = await asyncio.to_thread(RabbitStore, site.direct[0])
+def by_floor(uri: str, stream: str, kind: Kind, counts: Sequence[int]) -> list[float]:
+    """Like `by_client`, with a blocking socket and prepared frames."""
+    frame, window = kind
+    found = []
+    connection = wire.Connection(uri, timeout=None)
     try:
-        rates, wrong = await rates_over(run, site.proxy, store)
+        connection.declare_publisher(stream)
+        for count in counts:
+            frames = wire.publish_frames([body(number) for number in range(count)], frame)
+            start = perf_counter()
+            done = connection.publish(frames, frame, window)
+            found.append(perf_counter() - start)
+            check_count(done, count)
     finally:
-        store.connection.close()
-    for (delay, name), (over_, under) in rates.items():
-        ratio = stats.ratio_interval(over_, under, paired=True)
-        run.found[f'{delay} ms, {name}'] = {
-            'rate': round(statistics.median(over_)),
-            'floor': round(statistics.median(under)),
-            'ratio': [round(x, 3) for x in (ratio.value, ratio.low, ratio.high)],
-        }
-        if name == 'send':
-            trip = 1000 / statistics.median(under)
-            run.check(
-                f'a round trip of the floor takes at least {delay} ms',
-                trip >= delay,
-                f'{trip:.3f} ms',
-            )
-        if name.startswith('send_many') and run['rounds'] >= ROUNDS:
-            run.check(
-                f'{name}, at {delay} ms: at least {TARGET} of the rate of the floor',
-                ratio.high >= TARGET,
-                f'{ratio.value:.3f}, {ratio.low:.3f} to {ratio.high:.3f}',
-            )
-    run.check('all messages are stored', not wrong, '; '.join(wrong))
+        connection.close()
+    return found
 
 
-async def rates_over(
-    run: Run, proxy: Proxy, store: RabbitStore
-) -> tuple[dict[tuple[int, str], tuple[list[float], list[float]]], list[str]]:
-    """Rates of RbFly and the floor, by delay and kind of work, and messages that are missing."""
-    rates: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
+def check_count(done: int, count: int) -> None:
+    if done != count:
+        raise ProofError(f'only {done:,} of {count:,} messages are confirmed')
+
+
+async def rtt(run: Run, bed: ClusterBed) -> None:
+    """Measure rates through a proxy that delays, as ratios to the floor through the same proxy."""
+    rates: dict[tuple[int, str], dict[Program, list[float]]] = {}
     wrong = []
+    for delay, (name, kind) in rounds(run):
+        bed.proxies[0].delay = delay / 2000
+        window = kind[1]
+        trip = max(delay / 1000 + ROUND_TRIP, window * PER_MESSAGE)
+        trips = max(math.ceil(run['milliseconds'] / 1000 / trip), 2)
+        programs: list[Program] = [by_client, by_floor]
+        run.random.shuffle(programs)
+        for program in programs:
+            counts = [window, trips * window]
+            async with bed.stream() as stream:
+                uri = bed.uris[0]
+                *_, seconds = await in_child(program, uri, stream, kind, counts)
+                stored, _ = await bed.stored(stream)
+            if len(stored) != sum(counts):
+                wrong.append(f'{name}: {len(stored):,} of {sum(counts):,}')
+            both = rates.setdefault((delay, name), {by_client: [], by_floor: []})
+            both[program].append(trips * window / seconds)
+            run.done += 1
+    for (delay, name), both in rates.items():
+        check_rates(run, delay, name, both[by_client], both[by_floor])
+    run.check_none('all messages are stored', '; '.join(wrong))
+
+
+def rounds(run: Run) -> Iterator[tuple[int, tuple[str, Kind]]]:
     for _ in range(run['rounds']):
         for delay in DELAYS:
-            proxy.delay = delay / 2000
-            for name, (ours, floor, size) in pairs(delay).items():
-                trip = max(delay / 1000 + ROUND_TRIP, size * PER_MESSAGE)
-                trips = max(math.ceil(run['milliseconds'] / 1000 / trip), 2)
-                both = rates.setdefault((delay, name), ([], []))
-                lanes = [(ours, both[0]), (floor, both[1])]
-                run.random.shuffle(lanes)
-                for make, found in lanes:
-                    seconds, stored = await over(proxy, store, make, size, trips * size)
-                    found.append(trips * size / seconds)
-                    run.done += 1
-                    if stored != (trips + 1) * size:
-                        wrong.append(f'{name}: {stored:,} of {(trips + 1) * size:,}')
-    return rates, wrong
+            for item in kinds(delay).items():
+                yield delay, item
 
 
-async def over(
-    proxy: Proxy, store: RabbitStore, make: Make, warm_up: int, count: int
-) -> tuple[float, int]:
-    """Run a lane through the proxy on a new stream; return the seconds and messages stored."""
-    stream = f'proof-rtt-{proxy.connections}'
-    await asyncio.to_thread(store.create, stream)
-    try:
-        seconds = await in_child(measure, make, proxy.uri, stream, warm_up, count)
-        return seconds, await asyncio.to_thread(store.count, stream)
-    finally:
-        await asyncio.to_thread(store.delete, stream)
+def check_rates(run: Run, delay: int, name: str, ours: list[float], under: list[float]) -> None:
+    """Record rates, and check that they are as fast as they must be."""
+    ratio = stats.ratio_interval(ours, under, paired=True)
+    run.found[f'{delay} ms, {name}'] = {
+        'rate': round(statistics.median(ours)),
+        'floor': round(statistics.median(under)),
+        'ratio': [round(x, 3) for x in (ratio.value, ratio.low, ratio.high)],
+    }
+    if name == 'send':
+        trip = 1000 / statistics.median(under)
+        run.check(
+            f'a round trip of the floor takes at least {delay} ms', trip >= delay, f'{trip:.3f} ms'
+        )
+    if name.startswith('send_many') and run['rounds'] >= ROUNDS:
+        run.check(
+            f'{name}, at {delay} ms: at least {TARGET} of the rate of the floor',
+            ratio.high >= TARGET,
+            f'{ratio.value:.3f}, {ratio.low:.3f} to {ratio.high:.3f}',
+        )

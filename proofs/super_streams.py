@@ -1,4 +1,4 @@
-"""Proofs with super streams."""
+"""Proofs with super streams: publishing by key through faults, and many partitions."""
 
 import asyncio
 import gc
@@ -13,24 +13,17 @@ from typing import Any
 
 import rbfly.streams as rbs
 from perf import wire
-from perf.spread import partition_of
 
-from .checker import at_least_once, in_order
-from .fault_injection import Gate, note
+from .checker import ORDER, described, key_of, keys_unordered, misplaced, violations
+from .fault_injection import Gate
+from .history import History
 from .memory import resident
-from .peers import in_child
-from .publish import WAYS as PUBLISH
-from .publish import Sent
+from .processes import in_child
+from .publish import NAME, Sender
 from .run import Run
-from .site import Site
-from .trouble import InMemory, OnCluster, Trouble
-
-__all__ = ['key_of', 'misplaced', 'super_cuts', 'super_links', 'unordered']
+from .test_bed import Bed
 
 PARTITIONS = 8
-NAME = 'proof'
-KEY = 3  # last digits of a message that are its key
-KEYS = 1_000
 TICK = 0.01
 READ = 30.0  # seconds without a message after which a reader has failed
 OPEN = 5.0  # maximum seconds to open all links
@@ -45,114 +38,45 @@ FAULTS = (
     'node killed',
 )
 
-
-def key_of(message: bytes) -> str:
-    """The key of a message: the last digits of its number."""
-    return message[-KEY:].decode()
+Numbers = dict[str, 'array[int]']  # by partition
 
 
-def key_of_number(number: int) -> int:
-    return number % KEYS
-
-
-class Shift:
-    """The numbers that one run of the service publishes; a gate for the ways of publishing.
-
-    Tasks that wait at the end of the shift may publish a few more.
-    """
-
-    def __init__(self, gate: Gate, end: int) -> None:
-        self.gate = gate
-        self.end = end
-        self.first = gate.next
-
-    @property
-    def total(self) -> int:
-        """Messages taken so far."""
-        return self.gate.next - self.first
-
-    async def take(self) -> int | None:
-        return None if self.gate.next >= self.end else await self.gate.take()
-
-    def more(self, most: int) -> int:
-        return self.gate.more(min(most, self.end - self.gate.next))
-
-
-class Noted(Sent):
-    """Counts the messages that are confirmed."""
-
-    def __init__(self, run: Run, gate: Gate) -> None:
-        super().__init__(run, gate.total, lambda: gate.epoch)
-        self.gate = gate
-
-    def all_done(self) -> None:
-        self.run.done = self.gate.next
-
-
-def misplaced(stored: Sequence[Sequence[int]]) -> str:
-    """Check that each message is stored in the partition of its key."""
-    count = len(stored)
-    where = {i: partition_of(b'%0*d' % (KEY, i), count) for i in range(KEYS)}
-    for i, numbers in enumerate(stored):
-        for number in numbers:
-            if where[key_of_number(number)] != i:
-                return f'{number:,} in partition {i} instead of {where[key_of_number(number)]}'
-    return ''
-
-
-def unordered(stored: Sequence[Sequence[int]]) -> str:
-    """Check that the first copies of each key's messages are in order, in a single partition."""
-    by_key: dict[int, tuple[int, array[int]]] = {}
-    for i, numbers in enumerate(stored):
-        for number in numbers:
-            home, found = by_key.setdefault(key_of_number(number), (i, array('q')))
-            if home != i:
-                return f'key {key_of_number(number)} in partitions {home} and {i}'
-            found.append(number)
-    for which, (_, found) in by_key.items():
-        if wrong := in_order(found):
-            return f'key {which}: {wrong}'
-    return ''
-
-
-async def super_cuts(run: Run, place: Site) -> None:
+async def super_cuts(run: Run, bed: Bed) -> None:
     """Publish by key while connections are cut, nodes restarted and leaders moved.
 
     The service that publishes is itself restarted, and goes on with automatic publishing ids.  One
     subscription reads all partitions at the same time.
     """
-    site = place if isinstance(place, InMemory) else OnCluster(place.broker, place.proxies)
     total, services = run['messages'], run['services']
     gate = Gate(total)
-    sent = Noted(run, gate)
-    async with site.super_stream(PARTITIONS) as (stream, partitions):
-        for partition in partitions:
-            await site.leader(partition, replicated=True)
-        received: dict[str, array[int]] = {partition: array('q') for partition in partitions}
-        reader = asyncio.create_task(read(site, stream, received))
+    async with bed.super_stream(PARTITIONS) as (stream, partitions):
+        await bed.replicated(partitions)
+        history = History('', stream, not run['unnamed'], total, lambda: gate.epoch)
+        received: Numbers = {partition: array('q') for partition in partitions}
+        reader = asyncio.create_task(read(bed, stream, received))
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(gate.drive(run, faults(run, site, partitions)))
+                group.create_task(gate.drive(run, faults(run, bed, partitions)))
                 for service in range(services):
-                    end = total * (service + 1) // services
-                    await serve(run, site, stream, Shift(gate, end), sent)
-            stored = [(await site.stored(partition))[0] for partition in partitions]
+                    gate.end = total * (service + 1) // services
+                    await serve(run, bed, gate, history)
+            stored = [(await bed.stored(partition))[0] for partition in partitions]
             await read_to_end(reader, received, sum(map(len, stored)))
         finally:
             reader.cancel()
             await asyncio.wait([reader])
-    run.check('every send returned', run.done == total, f'{run.done:,} of {total:,}')
+    run.check_returned()
     run.check(
         f'{run["cuts"]:,} faults', gate.faults == run['cuts'], dict(Counter(run.found['faults']))
     )
-    check_stored(run, stored)
+    check_stored(run, history, stored)
     run.check('a subscription has read each partition', [*received.values()] == stored)
 
 
-async def read(site: Trouble, stream: str, received: dict[str, 'array[int]']) -> None:
+async def read(bed: Bed, stream: str, received: Numbers) -> None:
     """Read all partitions as one subscription."""
     async with (
-        rbs.streams_client(site.uris, connection_name='proof-read') as client,
+        rbs.streams_client(bed.uris, connection_name='proof-read') as client,
         client.super_stream(stream).subscribe(offset=rbs.Offset.FIRST) as subscription,
     ):
         async for message in subscription.messages():
@@ -160,9 +84,7 @@ async def read(site: Trouble, stream: str, received: dict[str, 'array[int]']) ->
             received[message.stream].append(int(message.body))
 
 
-async def read_to_end(
-    reader: asyncio.Task[None], received: dict[str, 'array[int]'], count: int
-) -> None:
+async def read_to_end(reader: asyncio.Task[None], received: Numbers, count: int) -> None:
     """Wait until the reader has received so many messages, or has failed, or makes no progress."""
     last = -1
     limit = time.monotonic() + READ
@@ -174,64 +96,61 @@ async def read_to_end(
         await reader
 
 
-async def serve(run: Run, site: Trouble, stream: str, shift: Shift, sent: Sent) -> None:
-    """Publish from a new client until the end of the shift."""
+async def serve(run: Run, bed: Bed, gate: Gate, history: History) -> None:
+    """Publish from a new client until the gate gives no more messages."""
+    name = NAME if history.named else None
     async with (
-        rbs.streams_client(site.uris, connection_name='proof') as client,
-        client.super_stream(stream).publisher(
-            name=None if run['unnamed'] else NAME, route=rbs.by_hash(key_of)
+        rbs.streams_client(bed.uris, connection_name='proof') as client,
+        client.super_stream(history.stream).publisher(
+            name=name, route=rbs.by_hash(key_of)
         ) as publisher,
     ):
-        await PUBLISH[run['by']][1](publisher, shift, sent, run['tasks'])
+        await Sender(run, publisher, gate, history).send_all()
 
 
-def faults(run: Run, site: Trouble, partitions: Sequence[str]) -> Callable[[int], Awaitable[None]]:
+def faults(run: Run, bed: Bed, partitions: Sequence[str]) -> Callable[[int], Awaitable[None]]:
     """Inject faults of all kinds in turn."""
-    known: dict[str, Any] = site.faults(run.random, partitions)
+    known = bed.faults(run.random, partitions)
     names = [*islice(cycle(name for name in FAULTS if name in known), run['cuts'])]
 
     async def fault(number: int) -> None:
         await known[names[number]]()
-        note(run, 'faults', names[number])
-        for partition in partitions:
-            await site.leader(partition, replicated=True)
+        run.note('faults', names[number])
+        await bed.replicated(partitions)
 
     return fault
 
 
-def check_stored(run: Run, stored: Sequence['array[int]']) -> None:
+def check_stored(run: Run, history: History, stored: Sequence['array[int]']) -> None:
     """Check what the partitions contain."""
-    total = run['messages']
     numbers = [number for part in stored for number in part]
     run.found['stored'] = [len(part) for part in stored]
-    if run['unnamed']:
-        wrong = at_least_once(numbers, total, lambda number: total)
-        run.check('stored at least once', not wrong, wrong)
+    wrong = violations(history, numbers)
+    wrong.pop(ORDER, None)  # only that of each key matters
+    if not history.named:
         run.found['duplicates'] = len(numbers) - len(set(numbers))
-    else:
-        wrong = at_least_once(numbers, total, lambda number: 1)
-        run.check('stored exactly once', not wrong, wrong)
-    wrong = misplaced(stored)
-    run.check('each message is stored in the partition of its key', not wrong, wrong)
-    wrong = unordered(stored)
-    run.check("each key's messages are stored in order", not wrong, wrong)
+    run.check_none(
+        'stored exactly once' if history.named else 'stored at least once', described(wrong)
+    )
+    run.check_none('each message is stored in the partition of its key', misplaced(stored))
+    run.check_none("each key's messages are stored in order", keys_unordered(stored))
 
 
 # -- many partitions
 
 
-async def super_links(run: Run, site: Site) -> None:
+async def super_links(run: Run, bed: Bed) -> None:
     """Open a publisher and a subscription with many partitions, and leave them idle."""
     count = run['partitions']
     async with (
-        site.super_stream(FEW) as (few, parts),
-        site.super_stream(count) as (many, all_parts),
+        bed.super_stream(FEW) as (few, parts),
+        bed.super_stream(count) as (many, all_parts),
     ):
-        await site.ask(lambda connection: write(connection, [*parts, *all_parts]))
+        await bed.ask(lambda connection: write(connection, [*parts, *all_parts]))
         for what in OPENS:
             run.done += 1
             seconds, resident, allocated = await in_child(
-                measure, site.direct[0], what, (few, FEW), (many, count)
+                measure, bed.direct[0], what, (few, FEW), (many, count)
             )
             run.check(f'{what} opens in {OPEN:.0f} s', seconds < OPEN, f'{seconds:.2f} s')
             for kind, size in (('resident', resident), ('allocated', allocated)):

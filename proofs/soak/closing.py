@@ -2,17 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
-from ..history import CONFIRM, CONFIRMED, REFUSED
-from ..site import body
-from .activity import SHARE, Activity
-
-__all__ = ['Cancelling', 'Closing']
+from ..history import CONFIRMED, REFUSED
+from ..test_bed import body
+from .activity import CONFIRM, SHARE, Activity
 
 CLOSE = 1.0  # seconds without progress after which a close gives up
 
@@ -20,20 +18,18 @@ CLOSE = 1.0  # seconds without progress after which a close gives up
 class Closing(Activity):
     """Closes publishers while they send or have unflushed batches."""
 
-    async def begin(self) -> None:
-        self.sent = await self.log('closing', True)
-        self.batched = await self.log('closing batches', False)
+    async def begin(self, stack: AsyncExitStack) -> None:
+        self.sent = await self.history('closing', True)
+        self.batched = await self.history('closing batches', False)
 
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[rbs.StreamsClient]:
-        async with rbs.streams_client(
-            self.site.uris,
+    def client(self) -> rbs.StreamsClient:
+        return rbs.streams_client(
+            self.bed.uris,
             connection_name='soak-closing',
             connect_timeout=CONFIRM,
             reconnect_timeout=CONFIRM,
             close_timeout=CLOSE,
-        ) as client:
-            yield client
+        )
 
     async def once(self) -> None:
         async with self.client() as client:
@@ -61,11 +57,7 @@ class Closing(Activity):
                     self.wrong('send still pending after its publisher closed', len(late))
             for number, task in zip(numbers, sends, strict=True):
                 if not task.cancelled() and task.done():
-                    error = task.exception()
-                    if error is None:
-                        self.sent.note([number], CONFIRMED)
-                    elif isinstance(error, rbs.PublishError):
-                        self.sent.note([number], REFUSED)
+                    self.sent.note([number], self.outcome(task.exception()))
 
     async def batch(self, client: rbs.StreamsClient) -> None:
         options: list[dict[str, Any]] = [{}, {'sub_entry_size': 20, 'compression': 'gzip'}]
@@ -109,14 +101,14 @@ class Closing(Activity):
     async def close_without_stream(self, client: rbs.StreamsClient) -> None:
         """Close a subscription that cannot store its offset because its stream was deleted."""
         stream = await self.stream()
-        await self.site.write(stream, [1, 2])
+        await self.bed.write(stream, [1, 2])
         subscription = client.subscribe(
             stream, offset=rbs.Offset.FIRST, commit=rbs.OffsetTracking('closing')
         )
         for _ in range(2):
             await anext(subscription)
         self.streams.remove(stream)
-        await self.site.delete(stream)
+        await self.bed.delete(stream)
         await asyncio.sleep(0.1)
         with suppress(RbFlyError):
             await subscription.aclose()
@@ -126,8 +118,8 @@ class Closing(Activity):
 class Cancelling(Activity):
     """Cancels calls of `send_many` with asynchronous iterators, and lets some time out."""
 
-    async def begin(self) -> None:
-        self.sent = await self.log('cancelled send_many', True)
+    async def begin(self, stack: AsyncExitStack) -> None:
+        self.sent = await self.history('cancelled send_many', True)
 
     async def source(self, taken: list[int]) -> AsyncIterator[bytes]:
         for _ in range(self.random.randrange(1, 300)):

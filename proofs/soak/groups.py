@@ -1,18 +1,16 @@
 """A consumer group in a soak: its members join and leave while messages are published by key."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
 from ..active_periods import Timeline
 from ..group_members import Note, Record, note_events, options, read
-from ..history import CONFIRM, MESSAGES
+from .activity import CONFIRM
 from .super_stream import SuperStream
-
-__all__ = ['Groups']
 
 MEMBERS = 3
 SETTLED = 1.0  # seconds after which a frame has arrived, if nothing has happened
@@ -25,29 +23,23 @@ class Groups(SuperStream):
 
     The members either track their offsets or commit them.
 
-    :ivar histories: records of all members so far.
+    :ivar records: of all members so far.
     """
 
     label = 'group'
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        self.histories: list[list[Record]] = []
+    async def begin(self, stack: AsyncExitStack) -> None:
+        await super().begin(stack)
+        self.records: list[list[Record]] = []
         self.received: dict[str, set[int]] = {}
         self.commits = self.random.random() < 0.5
-        async with super().running():
-            yield
-
-    async def read(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(MEMBERS):
-                tasks.create_task(self.serve())
+        self.background = [self.serve] * MEMBERS
 
     async def serve(self) -> None:
         """Join and leave until the round is over, then stay."""
         while True:
             records: list[Record] = []
-            self.histories.append(records)
+            self.records.append(records)
 
             def note(record: Record, records: list[Record] = records) -> None:
                 records.append(record)
@@ -58,7 +50,7 @@ class Groups(SuperStream):
                     self.scene.failures[record.partition] += 1
 
             async with rbs.streams_client(
-                self.site.uris,
+                self.bed.uris,
                 connection_name='soak-group',
                 connect_timeout=CONFIRM,
                 close_timeout=CONFIRM,
@@ -69,7 +61,7 @@ class Groups(SuperStream):
 
     async def take_part(self, client: rbs.StreamsClient, note: Note) -> None:
         tracking = {'manual': True} if self.commits else {}
-        messages = client.super_stream(self.log_of_all.stream).subscribe(**options(**tracking))
+        messages = client.super_stream(self.sent.stream).subscribe(**options(**tracking))
         reading = asyncio.create_task(read(messages, note, COMMIT if self.commits else 0))
         try:
             if self.scene.over():
@@ -88,23 +80,14 @@ class Groups(SuperStream):
             reading.cancel()
             await asyncio.wait([reading])
 
-    async def calm(self) -> None:
-        """Check that publishing succeeds, and that the group reads every partition to its end."""
-        await self.publish(20, MESSAGES)
-        self.stored_at = {name: await self.site.stored(name) for name in self.partitions}
-        self.stored = {name: numbers for name, (numbers, _) in self.stored_at.items()}
-        wanted = {name: set(numbers) for name, numbers in self.stored.items() if numbers}
-        with suppress(TimeoutError):
-            await self.until(lambda: self.received == wanted)
+    def reached(self) -> Callable[[], bool]:
+        wanted = {name: set(numbers) for name, (numbers, _) in self.stored.items() if numbers}
+        return lambda: self.received == wanted
 
-    async def check(self) -> None:
-        self.check_stored()
+    def check_read(self) -> None:
         faults = [item for item in self.scene.faults if item.kind in LOSING]
-        lines = [
-            Timeline(name, numbers, offsets, self.histories, faults, SETTLED)
-            for name, (numbers, offsets) in self.stored_at.items()
-        ]
-        for line in lines:
+        for name, (numbers, offsets) in self.stored.items():
+            line = Timeline(name, numbers, offsets, self.records, faults, SETTLED)
             checks: dict[str, Sequence[object]] = {
                 'not delivered': line.missing(),
                 'received without being active': line.wrong,

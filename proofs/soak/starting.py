@@ -2,18 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
-from typing import Any
+from contextlib import AsyncExitStack, aclosing, nullcontext, suppress
+from functools import partial
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
-from ..history import CONFIRM
-from ..trouble import InMemory
-from .activity import AGAIN, Activity
-
-__all__ = ['Follower', 'Recreating', 'Starting']
+from ..consume import WAYS
+from ..test_bed import MemoryBed
+from .activity import AGAIN, CONFIRM, Activity
 
 AT_ONCE = 5  # subscriptions that start at the same time
 UNSEEN = 0.1  # fraction that loses the connection before the first chunk
@@ -29,13 +26,13 @@ class Starting(Activity):
         await asyncio.gather(*(super(Starting, self).run() for _ in range(AT_ONCE)))
 
     async def once(self) -> None:
-        site, rnd = self.site, self.random
-        assert isinstance(site, InMemory)
+        bed, rnd = self.bed, self.random
+        assert isinstance(bed, MemoryBed)
         stream = await self.stream()
         end = last = 0
         for _ in range(rnd.randrange(4)):
             last, end = end, end + rnd.randrange(1, 5)
-            await site.write(stream, range(last, end))
+            await bed.write(stream, range(last, end))
         kind, offset, latest, earliest = rnd.choice(
             (
                 ('LAST', rbs.Offset.LAST, last, 0),
@@ -47,18 +44,8 @@ class Starting(Activity):
         async with aclosing(self.scene.client.subscribe(stream, offset=offset)) as subscription:
             reading = asyncio.create_task(self.read(subscription, found))
             try:
-                async with site.unseen() if rnd.random() < UNSEEN else nullcontext():
-                    # The broker determines the start of a subscription when it creates it, so
-                    # write nothing until then.
-                    async with asyncio.timeout(CONFIRM):
-                        while not reading.done():
-                            if await site.readers(stream):
-                                break
-                            await asyncio.sleep(0.001)
-                    for _ in range(rnd.randrange(1, 10)):
-                        await asyncio.sleep(rnd.choice((0, rnd.uniform(0, 0.1))))
-                        await site.write(stream, [end])
-                        end += 1
+                async with bed.unseen() if rnd.random() < UNSEEN else nullcontext():
+                    end = await self.write(bed, stream, end, reading)
                 await self.until(lambda: found[-1:] == [end - 1] or reading.done())
             except TimeoutError:
                 self.wrong(f'start at {kind}: no message arrived')
@@ -67,7 +54,7 @@ class Starting(Activity):
                 reading.cancel()
                 await asyncio.wait([reading])
         self.streams.remove(stream)
-        await site.delete(stream)
+        await bed.delete(stream)
         if not reading.cancelled():
             error = reading.exception()
             if isinstance(error, rbs.StreamDoesNotExist):
@@ -83,6 +70,20 @@ class Starting(Activity):
         if found != [*range(found[0], end)]:
             self.wrong(f'start at {kind}: messages lost, duplicated or out of order')
 
+    async def write(
+        self, bed: MemoryBed, stream: str, end: int, reading: 'asyncio.Task[None]'
+    ) -> int:
+        """Write messages while a subscription starts; return the number of the next one."""
+        # the broker determines the start when it creates the subscription, so write nothing before
+        async with asyncio.timeout(CONFIRM):
+            while not reading.done() and not await bed.call('readers', stream):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        for _ in range(self.random.randrange(1, 10)):
+            await asyncio.sleep(self.random.choice((0, self.random.uniform(0, 0.1))))
+            await bed.write(stream, [end])
+            end += 1
+        return end
+
     async def read(self, subscription: rbs.Subscription, found: list[int]) -> None:
         async for data in subscription:
             assert isinstance(data, bytes)
@@ -96,46 +97,31 @@ class Follower:
         DAMAGED for each ChunkError.
     """
 
-    def __init__(self, how: str, offset: rbs.Offset) -> None:
+    def __init__(self, how: str) -> None:
         self.how = how
-        self.offset = offset
         self.found: list[tuple[int, int]] = []
 
 
 class Recreating(Activity):
     """Deletes and recreates a stream while other tasks consume from it and publish to it."""
 
-    async def begin(self) -> None:
+    async def begin(self, stack: AsyncExitStack) -> None:
         self.name = await self.stream()
         self.incarnation = 0
         self.number = 0  # of the next message
         self.deleted = 0  # deletions started so far
-        self.followers = [
-            Follower('bodies', rbs.Offset.FIRST),
-            Follower('batches', rbs.Offset.FIRST),
-        ]
-        self.tasks: list[asyncio.Task[None]] = []
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with super().running():
-            self.tasks = [asyncio.create_task(self.follow(item)) for item in self.followers]
-            self.tasks.append(asyncio.create_task(self.publish()))
-            try:
-                yield
-            finally:
-                for task in self.tasks:
-                    task.cancel()
-                await asyncio.wait(self.tasks)
+        self.followers = [Follower('body'), Follower('batch')]
+        self.background = [partial(self.follow, item) for item in self.followers]
+        self.background.append(partial(self.repeat, self.publish))
 
     async def once(self) -> None:
         for _ in range(self.random.randrange(1, 20)):
             await self.write()
             await asyncio.sleep(self.random.choice((0, self.random.uniform(0, 0.05))))
         self.deleted += 1
-        await self.site.delete(self.name)
+        await self.bed.delete(self.name)
         await asyncio.sleep(self.random.choice((0.01, self.random.uniform(0.01, 0.5))))
-        await self.site.create(self.name)
+        await self.bed.create(self.name)
         self.incarnation += 1
         self.number = 0
 
@@ -143,47 +129,36 @@ class Recreating(Activity):
         first = self.incarnation * EACH + self.number
         count = self.random.choice((1, 1, 5, 20))
         self.number += count
-        await self.site.write(self.name, range(first, first + count))
+        await self.bed.write(self.name, range(first, first + count))
 
     async def publish(self) -> None:
         """Publish messages that followers ignore, with a new publisher after each deletion."""
-        while True:
-            try:
-                async with self.scene.client.publisher(self.name) as publisher:
-                    while True:
-                        await publisher.send(b'', timeout=CONFIRM)
-                        await asyncio.sleep(0.01)
-            except RbFlyError as ex:
-                self.scene.failures[type(ex).__name__] += 1
-            await asyncio.sleep(AGAIN)
+        async with self.scene.client.publisher(self.name) as publisher:
+            while True:
+                await publisher.send(b'', timeout=CONFIRM)
+                await asyncio.sleep(0.01)
 
     async def follow(self, follower: Follower) -> None:
+        found = follower.found
         async with aclosing(
-            self.scene.client.subscribe(self.name, offset=follower.offset)
+            self.scene.client.subscribe(self.name, offset=rbs.Offset.FIRST)
         ) as subscription:
             while True:
                 try:
-                    if follower.how == 'batches':
-                        async for batch in subscription.batches():
-                            self.receive(follower, batch)
-                    else:
-                        async for data in subscription:
-                            self.receive(follower, [data])
+                    async with aclosing(WAYS[follower.how](subscription)) as messages:
+                        async for data, _ in messages:
+                            if data:
+                                found.append(divmod(int(data), EACH))
                 except rbs.StreamDoesNotExist:
-                    if follower.found and follower.found[-1][0] == self.deleted:
+                    if found and found[-1][0] == self.deleted:
                         self.wrong('existing stream reported as missing')
-                    follower.found.append(GONE)
+                    found.append(GONE)
                     await asyncio.sleep(AGAIN)
                 except rbs.ChunkError:
-                    follower.found.append(DAMAGED)
+                    found.append(DAMAGED)
                 except RbFlyError as ex:
                     self.scene.failures[type(ex).__name__] += 1
                     await asyncio.sleep(AGAIN)
-
-    def receive(self, follower: Follower, messages: Any) -> None:
-        for data in messages:
-            if data:
-                follower.found.append(divmod(int(data), EACH))
 
     async def calm(self) -> None:
         """Check that every follower reads the last incarnation to its end."""

@@ -4,17 +4,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import rbfly.streams as rbs
 from rbfly.error import EventLoopError
 
-from ..history import CONFIRM, CONFIRMED
-from ..site import body
-from .activity import SHARE, Activity
-
-__all__ = ['Threads']
+from ..history import CONFIRMED
+from ..test_bed import body
+from .activity import CONFIRM, SHARE, Activity
 
 PAUSE = 0.002  # seconds between two rounds of wrong calls
 ANSWER = 1.0  # timeout of calls that the second thread makes
@@ -25,9 +23,9 @@ STRANGE = body(10**9)  # body of every message from the second thread
 class Threads(Activity):
     """Every call from the second thread raises EventLoopError and disturbs nothing."""
 
-    async def begin(self) -> None:
-        self.sent = await self.log('sent during wrong calls', True)
-        self.batched = await self.log('batched during wrong calls', False)
+    async def begin(self, stack: AsyncExitStack) -> None:
+        self.sent = await self.history('sent during wrong calls', True)
+        self.batched = await self.history('batched during wrong calls', False)
         self.chunks = await self.stream()
         self.written = 0  # messages in that stream
         self.read = 0
@@ -46,7 +44,7 @@ class Threads(Activity):
         ):
             self.read = self.written
             self.written += CHUNK
-            await self.site.write(self.chunks, range(self.read, self.written))
+            await self.bed.write(self.chunks, range(self.read, self.written))
             await self.next(messages)
             calls = wrong_calls(client, publisher, batches, messages, self.chunks)
             thread = threading.Thread(target=self.misuse, args=(calls, stop), daemon=True)

@@ -1,43 +1,45 @@
 """Run proofs in tests."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from brokers import BrokerError
 from proofs.catalogue import PROOFS, Value
-from proofs.run import Run, prove
-from proofs.site import Place, Site
+from proofs.run import Run
+from proofs.test_bed import ClusterBed, behind_proxies, in_memory, with_proxies
 from tests.seed import of_run
 
-Sites = Callable[[], AbstractAsyncContextManager[Site]]
+Beds = Callable[[], AbstractAsyncContextManager[ClusterBed]]
 
 
-def sites(nodes: int, version: str | None = None) -> Iterator[Sites]:
+def beds(nodes: int, version: str | None = None) -> Iterator[Beds]:
     """Start a broker whose nodes advertise the ports of proxies, with new proxies for each test.
 
     :param version: of RabbitMQ; None for that of the run.
     """
-    place = Place.private(nodes, version=version)
+    broker, mqtt = behind_proxies(nodes, version=version)
     try:
-        place.broker.start()
+        broker.start()
     except (BrokerError, OSError) as ex:
         pytest.fail(f'no RabbitMQ behind proxies: {ex}')
-
-    @asynccontextmanager
-    async def site() -> AsyncIterator[Site]:
-        async with Site.before(place, of_run()) as found:
-            yield found
-
-    yield site
-    place.broker.stop(orderly=False)
+    yield lambda: with_proxies(broker, mqtt, of_run())
+    broker.stop(orderly=False)
 
 
-async def holds(site: Sites, name: str, **settings: Value) -> Run:
+async def holds(make: Beds, name: str, **settings: Value) -> Run:
     """Run a proof and assert that it holds."""
     run = Run(PROOFS[name], of_run(), **settings)
-    async with site() as found:
-        await prove(run, found)
+    async with make() as bed:
+        await run.execute(bed)
     assert run.holds, '\n'.join(run.summary())
+    return run
+
+
+async def run_in_memory(name: str, **settings: Value) -> Run:
+    """Run a proof on the in-memory broker."""
+    run = Run(PROOFS[name], of_run(), on='memory', **settings)
+    async with in_memory(3, of_run()) as bed:
+        await run.execute(bed)
     return run

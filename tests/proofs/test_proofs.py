@@ -6,7 +6,7 @@ import json
 import random
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,60 +17,107 @@ from brokers.proxy import Proxy
 from perf import wire
 from proofs import cli
 from proofs.catalogue import PROOFS, SETTINGS
-from proofs.checker import at_least_once, exactly_once, in_order, tasks_in_order
+from proofs.checker import (
+    LOST,
+    NEVER_SENT,
+    ORDER,
+    REFUSED_STORED,
+    TWICE,
+    described,
+    unordered,
+    unordered_by,
+    violations,
+)
 from proofs.fault_injection import Gate, plan_cuts
-from proofs.peers import Tap, portions
+from proofs.history import CONFIRMED, REFUSED, History
+from proofs.processes import portions
+from proofs.publish import check_stored
 from proofs.run import ProofError, Run, default_path
-from proofs.site import Site, body
+from proofs.test_bed import body
+from proofs.wiretap import Tap
 from tests.brokers import until
 
 # -- comparing stored with sent messages
 
 
+def history(confirmed: int = 4, total: int = 10, named: bool = True) -> History:
+    """A history whose first messages are confirmed, the next two unknown and refused."""
+    found = History('', 'test', named, total)
+    found.note(found.take(confirmed), CONFIRMED)
+    found.take(1)
+    found.note(found.take(1), REFUSED)
+    return found
+
+
+@pytest.mark.parametrize(
+    ('stored', 'wrong'),
+    [
+        ([0, 1, 2, 3], {}),
+        ([0, 1, 2, 3, 4], {}),
+        ([0, 1, 3], {LOST: [2]}),
+        ([], {LOST: [0, 1, 2, 3]}),
+        ([0, 1, 2, 3, 5], {REFUSED_STORED: [5]}),
+        ([0, 1, 2, 3, 6, 99], {NEVER_SENT: [6, 99]}),
+        ([-1, 0, 1, 2, 3], {NEVER_SENT: [-1]}),
+        ([0, 1, 1, 2, 3, 3, 3], {TWICE: [1, 3]}),
+        ([0, 1, 1, 2, 3, 1], {TWICE: [1]}),
+        ([1, 0, 2, 3], {ORDER: [0]}),
+        ([0, 0, 1], {LOST: [2, 3], TWICE: [0]}),
+    ],
+)
+def test_violations_of_a_history(stored: list[int], wrong: dict[str, list[int]]) -> None:
+    assert violations(history(), stored) == wrong
+
+
+def test_violations_in_words() -> None:
+    assert described({}) == described({LOST: []}) == ''
+    found = {LOST: [1_002, 1_001], TWICE: [7]}
+    assert described(found) == '2 confirmed and lost, first 1,001; 1 duplicated, first 7'
+
+
+def test_publisher_without_a_name_may_duplicate() -> None:
+    unnamed = history(named=False)
+    assert not violations(unnamed, [0, 2, 1, 1, 2, 3])
+    assert violations(unnamed, [0, 1, 1]) == {LOST: [2, 3]}
+    once_more = violations(unnamed, [0, 1, 1, 2, 2, 2, 3], lambda number: 1 + (number == 1))
+    assert once_more == {TWICE: [2]}
+
+
+def test_epochs_of_calls_bound_the_duplicates() -> None:
+    epoch = 0
+    sent = History('', 'test', False, 10, lambda: epoch)
+    for count, later in ((2, 2), (2, 1), (2, 0)):
+        numbers = sent.take(count)
+        epoch += later
+        sent.note(numbers, CONFIRMED)
+    assert [*sent.called] == [0, 0, 2, 2, 3, 3, 0, 0, 0, 0]
+    assert [*sent.returned] == [2, 2, 3, 3, 3, 3, 0, 0, 0, 0]
+    run = example()
+    check_stored(run, sent, [0, 0, 1, 2, 3, 4, 5], cuts=True)
+    assert run.holds
+    for stored in ([0, 0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 2, 3, 4, 5]):
+        run = example()
+        check_stored(run, sent, stored, cuts=True)
+        assert not run.holds
+
+
 @pytest.mark.parametrize(
     ('numbers', 'wrong'),
     [
-        ([0, 1, 2, 3], ''),
-        ([2, 0, 3, 1], ''),
-        ([0, 1, 3], '1 missing, first 2'),
-        ([], '4 missing, first 0'),
-        ([0, 1, 2, 3, 4, -1], '2 never sent, first 4'),
-        ([0, 1, 1, 2, 3, 3, 3], '2 too often, first 1: 2 times'),
-        ([0, 1, 1], '2 missing, first 2; 1 too often, first 1: 2 times'),
+        ([], []),
+        ([0, 1, 2], []),
+        ([0, 1, 2, 1, 2, 3], []),  # resent
+        ([0, 2, 1], [1]),
+        ([0, 1, 3, 1, 2], [2]),
     ],
 )
-def test_exactly_once(numbers: list[int], wrong: str) -> None:
-    assert exactly_once(numbers, 4) == wrong
-
-
-def test_at_least_once_allows_duplicates_after_faults() -> None:
-    assert at_least_once([0, 1, 1, 2], 3, lambda number: 1 + (number == 1)) == ''
-    assert at_least_once([0, 0, 1, 2], 3, lambda number: 1 + (number == 1)) != ''
-    assert at_least_once([0, 1, 1, 1, 2], 3, lambda number: 2) != ''
-    assert at_least_once([0, 2], 3, lambda number: 2) == '1 missing, first 1'
-    assert at_least_once([0, 2], 3, lambda number: 2, {1}) == ''
-    assert at_least_once([0, 1, 1, 2], 3, lambda number: 1, {1}) != ''
-    assert at_least_once([0, 1, 2, 3], 3, lambda number: 1) == '1 never sent, first 3'
-
-
-@pytest.mark.parametrize(
-    ('numbers', 'holds'),
-    [
-        ([], True),
-        ([0, 1, 2], True),
-        ([0, 1, 2, 1, 2, 3], True),  # resent
-        ([0, 2, 1], False),
-        ([0, 1, 3, 1, 2], False),
-    ],
-)
-def test_order_of_first_copies(numbers: list[int], holds: bool) -> None:
-    assert (not in_order(numbers)) is holds
+def test_order_of_first_copies(numbers: list[int], wrong: list[int]) -> None:
+    assert unordered(numbers) == wrong
 
 
 def test_order_of_each_task() -> None:
-    assert tasks_in_order([10, 0, 11, 1, 2, 12], 10) == ''
-    assert tasks_in_order([10, 0, 12, 1, 2, 11], 10) == 'task 1: 1 after 2'
-    assert tasks_in_order([0, 0], 10) == 'task 0: 0 after 0'
+    assert unordered_by([10, 0, 11, 1, 2, 12], lambda number: number // 10) == ''
+    assert unordered_by([10, 0, 12, 1, 2, 11], lambda n: n // 10) == '1: 11 comes too late'
 
 
 # -- chunks and metadata, read without the client
@@ -320,19 +367,23 @@ def example(**settings: Any) -> Run:
     return Run(PROOFS['tasks'], 7, **settings)
 
 
-def site() -> Any:
-    return SimpleNamespace(proxies=[Proxy(('', 0), port=9)])
+async def execute(run: Run, prove: Callable[[Run, object], Awaitable[None]]) -> None:
+    """Run this code as a proof."""
+    bed: Any = SimpleNamespace(proxies=[Proxy(('', 0), port=9)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, 'code', lambda: prove)
+        await run.execute(bed)
 
 
 async def test_result_file(tmp_path: Path) -> None:
     run = example(messages=10)
 
-    async def prove(run: Run, site: Site) -> None:
+    async def prove(run: Run, bed: object) -> None:
         run.done = 10
         run.check('a claim', True, 5)
         run.found['rate'] = 3
 
-    await run.execute(site(), prove)
+    await execute(run, prove)
     path = default_path(tmp_path / 'new', run)
     run.write(path, {'version': '4.0.5'})
     found = json.loads(path.read_text())
@@ -351,7 +402,7 @@ async def test_result_file(tmp_path: Path) -> None:
 async def test_proof_fails_by_a_check_an_error_or_without_checks(how: str) -> None:
     run = example()
 
-    async def prove(run: Run, site: Site) -> None:
+    async def prove(run: Run, bed: object) -> None:
         if how == 'nothing':
             return
         run.check('one', True)
@@ -362,7 +413,7 @@ async def test_proof_fails_by_a_check_an_error_or_without_checks(how: str) -> No
         else:
             raise ExceptionGroup('several', [KeyError('x')])
 
-    await run.execute(site(), prove)
+    await execute(run, prove)
     assert not run.holds
     assert run.report({})['verdict'] == 'fails'
     assert 'FAILS' in run.summary()[0]
@@ -376,11 +427,11 @@ async def test_stuck_proof_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('proofs.run.STUCK', 0.05)
     run = example()
 
-    async def prove(run: Run, site: Site) -> None:
+    async def prove(run: Run, bed: object) -> None:
         run.done = 1234
         await asyncio.get_running_loop().create_future()
 
-    await run.execute(site(), prove)
+    await execute(run, prove)
     assert run.error == 'ProofError: stuck: no progress for 0 s after 1,234 messages'
 
 
@@ -395,22 +446,22 @@ async def test_progress_of_a_proof_without_messages_counts_steps(
         seen += capsys.readouterr().err
         return 'rtt: 2 steps\n' in seen
 
-    async def prove(run: Run, site: Site) -> None:
+    async def prove(run: Run, bed: object) -> None:
         run.done = 2
         await until(shown, 'the steps are shown')
 
     run = Run(PROOFS['rtt'], 1)
-    await run.execute(site(), prove)
+    await execute(run, prove)
     assert not run.error
 
 
 async def test_timeout_in_a_proof_does_not_count_as_stuck() -> None:
     run = example()
 
-    async def prove(run: Run, site: Site) -> None:
+    async def prove(run: Run, bed: object) -> None:
         raise TimeoutError('mine')
 
-    await run.execute(site(), prove)
+    await execute(run, prove)
     assert run.error == 'TimeoutError: mine'
 
 

@@ -6,12 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from proofs.active_periods import Fault, Timeline, causes, gaps
-from proofs.catalogue import PROOFS
 from proofs.group_members import Record
-from proofs.run import Run, prove
-from proofs.trouble import in_memory
-from tests.proofs.short_runs import Sites, holds, sites
-from tests.seed import of_run
+from tests.proofs.short_runs import Beds, beds, holds, run_in_memory
 
 COUNT = 400  # messages, with two offsets each
 FOREVER = float('inf')
@@ -157,18 +153,16 @@ def test_causes_of_a_gap() -> None:
 
 
 async def test_group_churn_in_memory() -> None:
-    run = Run(PROOFS['group-churn'], of_run(), seconds=10, on='memory')
-    async with in_memory(3, of_run()) as site:
-        await prove(run, site)
+    run = await run_in_memory('group-churn', seconds=10)
     assert run.holds, '\n'.join(run.summary())
 
 
 @pytest.fixture(scope='module')
-def three_nodes() -> Iterator[Sites]:
+def three_nodes() -> Iterator[Beds]:
     # RabbitMQ 4.0 can leave a partition without an active member (rabbitmq-server #13657).
-    yield from sites(3, version='4.3')
+    yield from beds(3, version='4.3')
 
 
 @pytest.mark.broker
-async def test_group_churn(three_nodes: Sites) -> None:
+async def test_group_churn(three_nodes: Beds) -> None:
     await holds(three_nodes, 'group-churn', seconds=20, partitions=4, members=3)

@@ -6,12 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from perf.spread import partition_of
-from proofs.catalogue import PROOFS
-from proofs.run import Run, prove
-from proofs.super_streams import misplaced, unordered
-from proofs.trouble import in_memory
-from tests.proofs.short_runs import Sites, holds, sites
-from tests.seed import of_run
+from proofs.checker import keys_unordered, misplaced
+from tests.proofs.short_runs import Beds, beds, holds, run_in_memory
 
 
 def placed(count: int, partitions: int = 4) -> list['array[int]']:
@@ -31,43 +27,34 @@ def test_message_in_the_partition_of_another_key_is_found() -> None:
 
 
 def test_order_of_each_key() -> None:
-    assert not unordered(placed(3_000))
+    assert not keys_unordered(placed(3_000))
     stored = placed(3_000)
     stored[0].append(stored[0][0])  # a second copy
-    assert not unordered(stored)
+    assert not keys_unordered(stored)
     stored = placed(3_000)
     first = stored[0][0]
     stored[0].remove(first)
     stored[0].append(first)
-    assert unordered(stored).startswith(f'key {first}: {first} after {first + 2000:,}')
+    assert keys_unordered(stored) == f'key {first}: {first:,} comes too late'
     stored = placed(3_000)
     stored[0].append(stored[1][0])
-    assert 'in partitions' in unordered(stored)
+    assert 'in partitions' in keys_unordered(stored)
 
 
 @pytest.mark.parametrize('unnamed', [False, True])
 @pytest.mark.parametrize('by', ['send', 'flush', 'send-many'])
 async def test_super_cuts_in_memory(by: str, unnamed: bool) -> None:
-    run = Run(
-        PROOFS['super-cuts'],
-        of_run(),
-        messages=30_000,
-        cuts=5,
-        services=3,
-        on='memory',
-        by=by,
-        unnamed=unnamed,
+    run = await run_in_memory(
+        'super-cuts', messages=30_000, cuts=5, services=3, by=by, unnamed=unnamed
     )
-    async with in_memory(3, of_run()) as site:
-        await prove(run, site)
     assert run.holds, '\n'.join(run.summary())
 
 
 @pytest.fixture(scope='module')
-def three_nodes() -> Iterator[Sites]:
-    yield from sites(3)
+def three_nodes() -> Iterator[Beds]:
+    yield from beds(3)
 
 
 @pytest.mark.broker
-async def test_super_cuts(three_nodes: Sites) -> None:
+async def test_super_cuts(three_nodes: Beds) -> None:
     await holds(three_nodes, 'super-cuts', messages=10_000, cuts=6, services=3, tasks=100)
