@@ -1,8 +1,8 @@
-"""The activities of the members of a group, compared with the contents of its partitions.
+"""When the members of a group were active in a partition, compared with what it contains.
 
-A *stint* is the time in which one member is active in one partition.  What a member sends or
-delivers is *settled* if nothing happens in the next seconds that may lose it: the member is neither
-killed nor frozen, does not lose its connection or the partition's leader, and no node fails.
+What a member sends or delivers is *settled* if nothing happens in the next seconds that may lose
+it: the member is neither killed nor frozen, does not lose its connection or the partition's leader,
+and no node fails.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,13 +11,37 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from .group_members import Record
-
 BEFORE_FIRST = 2**64 - 1  # stored by a group that starts at offset 0
 NOTICE = 2.0  # seconds in which a member that was cut off or thawed notices it
 LATER = 0.1  # seconds by which the record of a fault may be late
 
 Span = tuple[float, float]  # begin and end, in seconds
+
+# What must hold of each partition.
+DELIVERED = 'every message is delivered'
+ACTIVE = 'only active members receive messages'
+ORDER = 'each activity delivers one message after the other'
+NOT_BEFORE = 'each activity starts after the last offset stored'
+NOT_AFTER = 'each activity starts with the first message after it'
+NOT_AGAIN = 'nothing is repeated after a member that leaves or hands over'
+CLAIMS = (DELIVERED, ACTIVE, ORDER, NOT_BEFORE, NOT_AFTER, NOT_AGAIN)
+
+
+class Record(NamedTuple):
+    """What a member has noted.
+
+    :ivar kind: `message`: delivered; `stored`: the member has sent this offset to the broker;
+        `active`, `inactive`, `late`, `moved`, `lost`: events of the client; `error`: the iteration
+        has raised one; `joins`: it can be asked to leave; `left`: the process ends in order; or an
+        action of the proof on the process: `leaves`, `frozen`, `thawed`, `killed`.
+    :ivar partition: '' for all.
+    """
+
+    time: float
+    kind: str
+    partition: str = ''
+    offset: int = 0
+    number: int = 0
 
 
 class Fault(NamedTuple):
@@ -33,42 +57,36 @@ class Fault(NamedTuple):
 
 
 @dataclass
-class Stint:
-    """A member's activity in one partition.
+class Period:
+    """The time in which one member is active in one partition.
 
     :ivar delivered: time and index, in the partition, of each message.
     :ivar stored: time and offset of each offset that was sent to the broker.
-    :ivar ended: how the stint has ended: `inactive`, `killed`, `left`, or '' if it has not.
+    :ivar ended: `inactive`, `killed` or `left`; '' if the period has not ended.
     :ivar troubles: times at which the member may have lost frames that it had sent.
-    :ivar late: it has handed over before its messages were finished.
+    :ivar late: the member has handed over before its messages were finished.
     """
 
     member: int
     begin: float
+    troubles: list[Span]
+    frozen: list[Span]
     end: float = float('inf')
     delivered: list[tuple[float, int]] = field(default_factory=list)
     stored: list[tuple[float, int]] = field(default_factory=list)
     ended: str = ''
-    troubles: list[Span] = field(default_factory=list)
-    frozen: list[Span] = field(default_factory=list)
     late: bool = False
-
-    @property
-    def first(self) -> int:
-        """Index of the first message."""
-        return self.delivered[0][1]
 
 
 class Timeline:
-    """The stints in one partition.
+    """The periods of one partition, by their begin.
 
-    :param offsets: of all messages of the partition.
-    :param numbers: of these messages.
+    :param numbers: of all messages of the partition.
+    :param offsets: of these messages.
     :param histories: the records of each member, in order.
     :param faults: faults of the cluster that may lose frames that members have sent.
     :param seconds: in which something is settled.
-    :ivar wrong: messages that contradict the partition, or that a member received without being
-        active.
+    :ivar wrong: what contradicts each claim.
     """
 
     def __init__(
@@ -81,169 +99,141 @@ class Timeline:
         seconds: float,
     ) -> None:
         self.partition = partition
-        self.wrong: list[str] = []
+        self.wrong: dict[str, list[str]] = {}
         self._numbers = numbers
         self._offsets = offsets
         self._seconds = seconds
         self._faults = [
             (item.begin, item.end) for item in faults if item.partition in ('', partition)
         ]
-        self.stints = [
-            stint for i, records in enumerate(histories) for stint in self._read(i, records)
-        ]
-        self.stints.sort(key=lambda stint: stint.begin)
+        self.periods: list[Period] = []
+        for member, records in enumerate(histories):
+            self._read(member, records)
+        self.periods.sort(key=lambda period: period.begin)
+        self._check()
 
-    def _read(self, member: int, records: Sequence[Record]) -> list[Stint]:
-        found: list[Stint] = []
-        stint: Stint | None = None
+    def _claim(self, claim: str, member: int, text: str) -> None:
+        """Note what contradicts a claim."""
+        self.wrong.setdefault(claim, []).append(f'{self.partition}, member {member}: {text}')
+
+    # -- reading what a member has noted
+
+    def _read(self, member: int, records: Sequence[Record]) -> None:
+        period = last = None
         troubles: list[Span] = []
         frozen: list[Span] = []
         early: list[Record] = []  # messages before the member was known to be active
         for record in records:
+            kind, time = record.kind, record.time
             if record.partition not in ('', self.partition):
                 continue
-            kind = record.kind
             if kind == 'active':
                 # another task of the member may have noted the first messages before
-                first = [item for item in early if item.time > record.time - LATER]
-                early = [item for item in early if item.time <= record.time - LATER]
-                begin = first[0].time if first else record.time
-                stint = Stint(member, begin, troubles=troubles, frozen=frozen)
+                first = [item for item in early if item.time > time - LATER]
+                early = [item for item in early if item.time <= time - LATER]
+                begin = first[0].time if first else time
+                period = last = Period(member, begin, troubles, frozen)
+                self.periods.append(period)
                 for item in first:
-                    self._deliver(stint, item)
-                found.append(stint)
-            elif kind == 'message':
-                if stint is None:
-                    early.append(record)
-                else:
-                    self._deliver(stint, record)
-            elif kind == 'stored' and found:
-                found[-1].stored.append((record.time, record.offset))
-            elif kind == 'late' and found:
-                found[-1].late = True
+                    self._deliver(period, item)
+            elif kind == 'message' and period is None:
+                early.append(record)
+            elif kind == 'message' and period is not None:
+                self._deliver(period, record)
+            elif kind == 'stored' and last is not None:
+                last.stored.append((time, record.offset))
+            elif kind == 'late' and last is not None:
+                last.late = True
             elif kind == 'frozen':
-                frozen.append((record.time, float('inf')))
+                frozen.append((time, float('inf')))
             elif kind == 'thawed':
-                frozen[-1] = (frozen[-1][0], record.time)
+                frozen[-1] = (frozen[-1][0], time)
             elif kind in ('lost', 'moved', 'killed'):
-                troubles.append((record.time, record.time))
-            if kind in ('inactive', 'left', 'killed') and stint is not None:
-                stint.end, stint.ended, stint = record.time, kind, None
+                troubles.append((time, time))
+            if kind in ('inactive', 'left', 'killed') and period is not None:
+                period.end, period.ended, period = time, kind, None
         troubles += frozen
-        self.wrong += [
-            f'{self.partition}, member {member}: offset {item.offset} was delivered to a member'
-            ' that is not active'
-            for item in early
-        ]
-        return found
+        for item in early:
+            self._claim(ACTIVE, member, f'received offset {item.offset} without being active')
 
-    def _deliver(self, stint: Stint, record: Record) -> None:
+    def _deliver(self, period: Period, record: Record) -> None:
         index = bisect_left(self._offsets, record.offset)
-        where = f'{self.partition}, member {stint.member}: offset {record.offset}'
+        where = f'offset {record.offset}'
         if index == len(self._offsets) or self._offsets[index] != record.offset:
-            self.wrong.append(f'{where} holds no message')
+            self._claim(ACTIVE, period.member, f'{where} holds no message')
         elif self._numbers[index] != record.number:
-            self.wrong.append(f'{where} is {record.number}, not {self._numbers[index]}')
+            text = f'{where} is {record.number}, not {self._numbers[index]}'
+            self._claim(ACTIVE, period.member, text)
         else:
-            stint.delivered.append((record.time, index))
+            period.delivered.append((record.time, index))
 
     # -- what holds
 
-    def settled(self, stint: Stint, moment: float) -> bool:
+    def settled(self, period: Period, moment: float) -> bool:
         """Whether no fault has lost the frames that were sent at this moment."""
         end = moment + self._seconds
         return not any(
-            a <= end and b >= moment for spans in (stint.troubles, self._faults) for a, b in spans
+            a <= end and b >= moment for spans in (period.troubles, self._faults) for a, b in spans
         )
 
-    def missing(self) -> list[int]:
-        """The numbers of messages that no member has received."""
-        found = {index for stint in self.stints for _, index in stint.delivered}
-        return [number for i, number in enumerate(self._numbers) if i not in found]
-
-    def unordered(self) -> list[str]:
-        """Where a stint did not deliver one message after the other."""
-        return [
-            f'{self.partition}, member {stint.member}: index {b} after {a}'
-            for stint in self.stints
-            for (_, a), (_, b) in pairwise(stint.delivered)
-            if b != a + 1
-        ]
-
-    def _started(self) -> Iterable[tuple[Stint, list[Stint]]]:
-        """The stints that have delivered something, with those that had begun before."""
-        for i, stint in enumerate(self.stints):
-            if stint.delivered:
-                yield stint, self.stints[:i]
-
-    def _stored(self, stint: Stint, before: Iterable[Stint], *, settled: bool) -> int:
-        """The last offset that was sent to the broker before a stint; -1 for none."""
-        return max(
-            (
-                -1 if offset == BEFORE_FIRST else offset
-                for other in (stint, *before)
-                for when, offset in other.stored
-                if when < stint.begin and (not settled or self.settled(other, when))
-            ),
-            default=-1,
-        )
-
-    def early(self) -> list[str]:
-        """The stints that began before the last offset stored."""
-        found = []
-        for stint, before in self._started():
-            start, stored = self._offsets[stint.first], self._stored(stint, before, settled=True)
-            if start <= stored:
-                found.append(
-                    f'{self.partition}, member {stint.member}: began at offset {start}, though'
-                    f' {stored} was stored'
-                )
-        return found
-
-    def skipping(self) -> list[str]:
-        """The stints that began later than after the last offset stored."""
-        found = []
-        for stint, before in self._started():
-            stored = self._stored(stint, before, settled=False)
-            if stint.first > (index := bisect_right(self._offsets, stored)):
-                found.append(
-                    f'{self.partition}, member {stint.member}: began at index {stint.first}, not'
-                    f' {index}'
-                )
-        return found
-
-    def orderly(self, stint: Stint) -> bool:
+    def _orderly(self, period: Period) -> bool:
         """Whether a member handed over or left after it had stored its offset."""
         return (
-            stint.ended == 'inactive'
-            and not stint.late
-            and self.settled(stint, stint.end)
-            and self.settled(stint, stint.end - self._seconds)
+            period.ended == 'inactive'
+            and not period.late
+            and self.settled(period, period.end)
+            and self.settled(period, period.end - self._seconds)
         )
 
-    def reread(self) -> list[str]:
-        """The stints that repeat a message of a member that had handed over or left in order."""
-        return [
-            f'{self.partition}, member {stint.member}: began at index {stint.first}, though member'
-            f' {other.member} had finished {other.delivered[-1][1]}'
-            for stint, before in self._started()
-            for other in before
-            if other.delivered
-            and other.end <= stint.begin
-            and self.orderly(other)
-            and stint.first <= other.delivered[-1][1]
+    def _check(self) -> None:
+        received = {index for period in self.periods for _, index in period.delivered}
+        for index, number in enumerate(self._numbers):
+            if index not in received:
+                text = f'{self.partition}: no member received {number}'
+                self.wrong.setdefault(DELIVERED, []).append(text)
+        for i, period in enumerate(self.periods):
+            for (_, a), (_, b) in pairwise(period.delivered):
+                if b != a + 1:
+                    self._claim(ORDER, period.member, f'index {b} after {a}')
+            if period.delivered:
+                self._check_start(period, self.periods[:i])
+
+    def _check_start(self, period: Period, before: Sequence[Period]) -> None:
+        """Check the first message of a period against the earlier ones."""
+        member, first = period.member, period.delivered[0][1]
+        stored = [
+            (-1 if offset == BEFORE_FIRST else offset, self.settled(other, when))
+            for other in (period, *before)
+            for when, offset in other.stored
+            if when < period.begin
         ]
+        certain = max((offset for offset, settled in stored if settled), default=-1)
+        begins = f'begins at offset {self._offsets[first]}'
+        if self._offsets[first] <= certain:
+            self._claim(NOT_BEFORE, member, f'{begins}, though {certain} was stored')
+        last = max((offset for offset, _ in stored), default=-1)
+        if first > bisect_right(self._offsets, last):
+            self._claim(NOT_AFTER, member, f'{begins}, though only {last} was stored')
+        for other in before:
+            if other.delivered and other.end <= period.begin and self._orderly(other):
+                index = other.delivered[-1][1]
+                if first <= index:
+                    done = f'member {other.member} had finished {self._offsets[index]}'
+                    self._claim(NOT_AGAIN, member, f'{begins}, though {done}')
+
+    # -- measurements
 
     def repeats(self) -> list[tuple[int, float]]:
         """The number of settled messages in a row that were delivered again, and their seconds."""
         found = []
-        for stint, before in self._started():
-            for other in before:
-                again = bisect_left(other.delivered, stint.first, key=lambda item: item[1])
+        for i, period in enumerate(self.periods):
+            for other in self.periods[:i] if period.delivered else ():
+                first = period.delivered[0][1]
+                again = bisect_left(other.delivered, first, key=lambda item: item[1])
                 times = [
                     (when, self.settled(other, when))
                     for when, _ in other.delivered[again:]
-                    if when < stint.begin
+                    if when < period.begin
                 ]
                 for settled, run in groupby(times, key=lambda item: item[1]):
                     if settled:
@@ -253,8 +243,8 @@ class Timeline:
 
     def repeated(self) -> int:
         """The number of messages that were delivered more than once."""
-        count = sum(len(stint.delivered) for stint in self.stints)
-        return count - len({index for stint in self.stints for _, index in stint.delivered})
+        indexes = [index for period in self.periods for _, index in period.delivered]
+        return len(indexes) - len(set(indexes))
 
     def overlaps(self) -> list[tuple[str, float]]:
         """Messages that a member delivered after another one had become active: why, how late.
@@ -263,31 +253,32 @@ class Timeline:
         off`: it lost its connection, or the partition's leader, within moments; or ''.
         """
         found = []
-        for i, stint in enumerate(self.stints):
-            for other in self.stints[:i]:
-                after = bisect_right(other.delivered, stint.begin, key=lambda item: item[0])
-                late = [when for when, _ in other.delivered[after:]]
-                if not late or other.member == stint.member:
+        for i, period in enumerate(self.periods):
+            for other in self.periods[:i]:
+                begin = period.begin
+                after = bisect_right(other.delivered, begin, key=lambda item: item[0])
+                if after == len(other.delivered) or other.member == period.member:
                     continue
-                thaws = [b for a, b in other.frozen if a <= late[-1] and b >= stint.begin - NOTICE]
+                last = other.delivered[-1][0]
+                thaws = [b for a, b in other.frozen if a <= last and b >= begin - NOTICE]
                 if thaws:
-                    found.append(('frozen', late[-1] - min(thaws[-1], late[-1])))
-                elif any(stint.begin - NOTICE <= a <= late[-1] + NOTICE for a, _ in other.troubles):
-                    found.append(('cut off', late[-1] - stint.begin))
+                    found.append(('frozen', last - min(thaws[-1], last)))
+                elif any(begin - NOTICE <= a <= last + NOTICE for a, _ in other.troubles):
+                    found.append(('cut off', last - begin))
                 else:
-                    found.append(('', late[-1] - stint.begin))
+                    found.append(('', last - begin))
         return found
 
     def active(self) -> list[Span]:
         """When a member was active and not frozen."""
         found = []
-        for stint in self.stints:
-            begin = stint.begin
-            for a, b in stint.frozen:
-                if a < stint.end and b > begin:
+        for period in self.periods:
+            begin = period.begin
+            for a, b in period.frozen:
+                if a < period.end and b > begin:
                     found.append((begin, a))
                     begin = b
-            found.append((begin, stint.end))
+            found.append((begin, period.end))
         return [(a, b) for a, b in found if b > a]
 
 
@@ -295,12 +286,10 @@ def gaps(spans: Iterable[Span], end: float) -> list[Span]:
     """The times between these, in which nothing was active, from the first one on."""
     found = []
     last: float | None = None
-    for a, b in sorted(spans):
+    for a, b in [*sorted(spans), (end, end)]:
         if last is not None and a > last:
             found.append((last, min(a, end)))
         last = b if last is None else max(last, b)
-    if last is not None and last < end:
-        found.append((last, end))
     return found
 
 

@@ -96,7 +96,8 @@ def read_amqp091(ctx: MessageCtx) -> dict[str, Any]:
         'delivery_mode': 1 + header.durable,
         'priority': header.priority,
         'correlation_id': properties.correlation_id,
-        'reply_to': properties.reply_to,
+        # RabbitMQ 4.3 turns the name of a queue into an address
+        'reply_to': str(properties.reply_to).removeprefix('/queues/'),
         'expiration': str(header.ttl),
         'message_id': properties.message_id,
         'timestamp': int(time.timestamp()),

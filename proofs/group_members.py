@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvloop
 
@@ -22,6 +22,8 @@ import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 from rbfly.net.connection import Connection
 from rbfly.streams import events
+
+from .active_periods import Record
 
 GROUP = 'proof'
 EVERY = 50  # messages after which a member stores its offset
@@ -38,23 +40,6 @@ EVENTS = {
     events.StreamMoved: 'moved',
     events.ConnectionLost: 'lost',
 }
-
-
-class Record(NamedTuple):
-    """One line of a log.
-
-    :ivar kind: `message`: delivered; `stored`: the member has sent this offset to the broker; a
-        value of `EVENTS`; `error`: the iteration has raised one; `joins`: it can be asked to leave;
-        `left`: the process ends in order; or an action of the proof on the process: `leaves`,
-        `frozen`, `thawed`, `killed`.
-    :ivar partition: '' for all.
-    """
-
-    time: float
-    kind: str
-    partition: str = ''
-    offset: int = 0
-    number: int = 0
 
 
 Note = Callable[[Record], object]

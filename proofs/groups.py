@@ -4,20 +4,20 @@ import asyncio
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import rbfly.streams as rbs
 
-from .active_periods import Fault, Timeline, causes, gaps
-from .checker import key_of, keys_unordered, misplaced
+from .active_periods import CLAIMS, Fault, Timeline, causes, gaps
+from .checker import ORDER, described, key_of, keys_unordered, misplaced, violations
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
+from .history import CONFIRMED, History
 from .publish import NAME
 from .run import Run
-from .test_bed import Bed, ClusterBed, body
+from .test_bed import Bed, ClusterBed, Stored, body
 
 RATE = 500  # messages per second
 BATCH = 50
@@ -72,95 +72,80 @@ class Team:
     def living(self) -> list[Member]:
         return [item for item in self.all if not item.leaving]
 
-    def choose(self) -> Member | None:
-        """Return a member that need not stay; None if there is none."""
-        ready = [item for item in self.living() if item.ready]
-        return self._random.choice(ready) if len(ready) > 1 else None
+    def _fault(self, kind: str, begin: float, last: float = 0.0) -> None:
+        """Record a fault that ends now, or after some seconds."""
+        self.faults.append(Fault(begin, time.monotonic() + last, kind))
 
-    async def join(self) -> bool:
-        if len(self.living()) >= self._run['members']:
-            return False
+    async def join(self) -> None:
         path = self._folder / f'{len(self.all)}'
         heartbeat = self._random.choice(HEARTBEATS)
         begin = time.monotonic()
         self.all.append(Member(self._bed.uris, self._stream, heartbeat, self.stranded, path))
         while not self.all[-1].update():  # noqa: ASYNC110 - another process
             await asyncio.sleep(TICK)
-        self.faults.append(Fault(begin, time.monotonic() + HANDOVER, 'joins'))
-        return True
+        self._fault('joins', begin, HANDOVER)
 
-    async def leave(self) -> bool:
-        member = self.choose()
-        if member is None:
-            return False
-        begin = time.monotonic()
+    def leave(self, member: Member) -> None:
         member.leave(stop=self._random.random() < 0.5)
-        self.faults.append(Fault(begin, begin + HANDOVER, 'leaves'))
-        return True
+        self._fault('leaves', time.monotonic(), HANDOVER)
 
-    async def kill(self) -> bool:
-        member = self.choose()
-        if member is None:
-            return False
+    def kill(self, member: Member) -> None:
         member.kill()
-        begin = time.monotonic()
-        self.faults.append(Fault(begin, begin, 'killed'))
-        return True
+        self._fault('killed', time.monotonic())
 
-    async def freeze(self) -> bool:
+    def freeze(self, member: Member) -> None:
         """Freeze a member, and thaw it later."""
-        member = self.choose()
-        if member is None:
-            return False
         low, high = self._random.choice(((0.1, 2), (0.1, 2), (5, 20), (20, 75)))
         seconds = min(self._random.uniform(low, high), self._run['seconds'] / 4)
-        task = asyncio.create_task(self._freeze(member, seconds))
+
+        async def freeze() -> None:
+            begin = time.monotonic()
+            member.freeze()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                member.thaw()
+                self._fault('frozen', begin)
+
+        task = asyncio.create_task(freeze())
         self._thaws.add(task)
         task.add_done_callback(self._thaws.discard)
-        return True
-
-    async def _freeze(self, member: Member, seconds: float) -> None:
-        begin = time.monotonic()
-        member.freeze()
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            member.thaw()
-            self.faults.append(Fault(begin, time.monotonic(), 'frozen'))
 
     async def thaw(self) -> None:
         """Thaw all members."""
         for task in self._thaws:
             task.cancel()
-        if self._thaws:
-            await asyncio.wait(self._thaws)
+        await asyncio.gather(*self._thaws, return_exceptions=True)
 
     async def disturb(self, partitions: Sequence[str], end: float) -> None:
         """Let members come and go, and cause faults."""
-        rnd, bed = self._random, self._bed
-        known = bed.faults(rnd, partitions)
-        actions: dict[str, Callable[[], Awaitable[Any]]] = {
-            'joins': self.join,
-            'leaves': self.leave,
-            'killed': self.kill,
-            'frozen': self.freeze,
-        }
-        of_bed = [name for name in LIMITS if name in known]
+        rnd, run = self._random, self._run
+        known = self._bed.faults(rnd, partitions)
+        actions = {'leaves': self.leave, 'killed': self.kill, 'frozen': self.freeze}
+        members = ['joins', *actions]
+        names = [*members, *members, *(name for name in LIMITS if name in known)]
         made: Counter[str] = Counter()
         while time.monotonic() < end:
-            await asyncio.sleep(min(rnd.uniform(0.1, 3.0), self._run['seconds'] / 20))
-            lonely = len(self.living()) < 2
-            name = 'joins' if lonely else rnd.choice([*actions, *actions, *of_bed])
-            if name in actions:
-                made[name] += await actions[name]()
-                continue
-            begin = time.monotonic()
-            await known[name]()
-            self.faults.append(Fault(begin, time.monotonic(), name))
+            await asyncio.sleep(min(rnd.uniform(0.1, 3.0), run['seconds'] / 20))
+            living = self.living()
+            name = 'joins' if len(living) < 2 else rnd.choice(names)
+            if name == 'joins':
+                if len(living) >= run['members']:
+                    continue
+                await self.join()
+            elif name in actions:
+                ready = [item for item in living if item.ready]
+                if len(ready) < 2:  # one must stay
+                    continue
+                actions[name](rnd.choice(ready))
+            else:
+                begin = time.monotonic()
+                await known[name]()
+                self._fault(name, begin)
+                if name in LOSING:
+                    await self._bed.replicated(partitions)
             made[name] += 1
-            if name in LOSING:
-                await bed.replicated(partitions)
-        self._run.found['faults'] = dict(sorted(made.items()))
+        run.found['faults'] = dict(sorted(made.items()))
 
     def received(self) -> int:
         """The number of different messages that members have received since the start."""
@@ -224,24 +209,25 @@ async def group_churn(run: Run, bed: Bed) -> None:
             finally:
                 await team.close()
     wrong = [code for code in codes if code != 0]
-    run.check('a member that leaves ends in order', not wrong, wrong or '')
-    check_stored(run, [numbers for numbers, _ in stored.values()], loading.result())
+    run.check_none('a member that leaves ends in order', wrong)
+    check_stored(run, loading.result(), [numbers for numbers, _ in stored.values()])
     check_group(run, team, stored, end)
 
 
-async def publish(run: Run, bed: Bed, stream: str, end: float) -> int:
-    """Publish at a steady rate; return how many messages were confirmed."""
-    count = 0
+async def publish(run: Run, bed: Bed, stream: str, end: float) -> History:
+    """Publish at a steady rate; return what was confirmed."""
+    history = History('', stream, True, run['seconds'] * RATE + BATCH)
     async with (
         rbs.streams_client(bed.uris, connection_name='proof') as client,
         client.super_stream(stream).publisher(name=NAME, route=rbs.by_hash(key_of)) as publisher,
     ):
         while time.monotonic() < end:
-            await publisher.send_many(map(body, range(count, count + BATCH)))
-            count += BATCH
-            run.done = count
+            numbers = history.take(BATCH)
+            await publisher.send_many(map(body, numbers))
+            history.note(numbers, CONFIRMED)
+            run.done = history.next
             await asyncio.sleep(BATCH / RATE)
-    return count
+    return history
 
 
 async def read_to_end(run: Run, team: Team, count: int, partitions: Sequence[str]) -> None:
@@ -257,17 +243,15 @@ async def read_to_end(run: Run, team: Team, count: int, partitions: Sequence[str
         run.found['stuck'] = await team.describe(partitions)
 
 
-def check_stored(run: Run, stored: Sequence['array[int]'], confirmed: int) -> None:
-    numbers = sorted(number for part in stored for number in part)
-    run.check('every message is stored once', numbers == [*range(confirmed)], f'{confirmed:,}')
-    for wrong in (misplaced(stored), keys_unordered(stored)):
-        if wrong:
-            run.check('keys are in order', False, wrong)
+def check_stored(run: Run, history: History, stored: Sequence['array[int]']) -> None:
+    """Check that what was published is stored once, and each key in order."""
+    wrong = violations(history, [number for part in stored for number in part])
+    wrong.pop(ORDER, None)  # only that of each key matters
+    run.check('every message is stored once', not wrong, described(wrong) or f'{history.next:,}')
+    run.check_none('keys are in order', misplaced(stored) or keys_unordered(stored))
 
 
-def check_group(
-    run: Run, team: Team, stored: dict[str, tuple['array[int]', 'array[int]']], end: float
-) -> None:
+def check_group(run: Run, team: Team, stored: dict[str, Stored], end: float) -> None:
     """Check the messages that the members have received, and when they were active."""
     histories = [sorted(member.records, key=lambda item: item.time) for member in team.all]
     losing = [item for item in team.faults if item.kind in LOSING]
@@ -276,30 +260,16 @@ def check_group(
         for name, (numbers, offsets) in stored.items()
     ]
     run.found['members'] = len(team.all)
-    run.found['activities'] = sum(len(line.stints) for line in lines)
+    run.found['activities'] = sum(len(line.periods) for line in lines)
     run.found['messages'] = sum(len(numbers) for numbers, _ in stored.values())
     run.found['repeated'] = sum(line.repeated() for line in lines)
     errors = Counter(
         item.partition for records in histories for item in records if item.kind == 'error'
     )
-    run.check('no error was raised', not errors, dict(errors) or '')
-    for what, found in {
-        'every message is delivered': [str(item) for line in lines for item in line.missing()],
-        'only active members receive messages': [item for line in lines for item in line.wrong],
-        'each activity delivers one message after the other': [
-            item for line in lines for item in line.unordered()
-        ],
-        'each activity starts after the last offset stored': [
-            item for line in lines for item in line.early()
-        ],
-        'each activity starts with the first message after it': [
-            item for line in lines for item in line.skipping()
-        ],
-        'nothing is repeated after a member that leaves or hands over': [
-            item for line in lines for item in line.reread()
-        ],
-    }.items():
-        run.check(what, not found, f'{len(found):,} wrong; {found[0]}' if found else '')
+    run.check_none('no error was raised', dict(errors))
+    for claim in CLAIMS:
+        found = [item for line in lines for item in line.wrong.get(claim, [])]
+        run.check_none(claim, found and f'{len(found):,} wrong; {found[0]}')
     check_repeats(run, [item for line in lines for item in line.repeats()])
     check_overlaps(run, [item for line in lines for item in line.overlaps()])
     check_gaps(run, team, lines, end)
@@ -322,10 +292,10 @@ def check_overlaps(run: Run, overlaps: Sequence[tuple[str, float]]) -> None:
     found = defaultdict(list)
     for why, seconds in overlaps:
         found[why].append(seconds)
-    run.check(
+    at_once = found['']
+    run.check_none(
         'one member at a time delivers the messages of a partition',
-        not found[''],
-        f'{len(found[""])} times, {max(found[""], default=0):.3f} s' if found[''] else '',
+        at_once and f'{len(at_once)} times, {max(at_once):.3f} s',
     )
     for why in ('frozen', 'cut off'):
         most = max(found[why], default=0.0)
@@ -346,12 +316,11 @@ def check_gaps(run: Run, team: Team, lines: Sequence[Timeline], end: float) -> N
             found[kinds[0]].append(seconds)
             if seconds > max(LIMITS[kind] for kind in kinds) + 3 * team.stranded:
                 late.append(f'{line.partition}: {seconds:.1f} s after {", ".join(kinds)}')
-    run.check(
+    run.check_none(
         'each partition has an active member again in time',
-        not late,
-        f'{len(late)} late; {late[0]}' if late else '',
+        late and f'{len(late)} late; {late[0]}',
     )
-    run.check('each partition has an active member', all(line.stints for line in lines))
+    run.check('each partition has an active member', all(line.periods for line in lines))
     for cause in LIMITS:
         if times := sorted(found[cause]):
             run.found[f'inactive after {cause or "nothing"}, seconds'] = {

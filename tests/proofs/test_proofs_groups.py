@@ -5,8 +5,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from proofs.active_periods import Fault, Timeline, causes, gaps
-from proofs.group_members import Record
+from proofs.active_periods import (
+    ACTIVE,
+    DELIVERED,
+    NOT_AFTER,
+    NOT_AGAIN,
+    NOT_BEFORE,
+    ORDER,
+    Fault,
+    Record,
+    Timeline,
+    causes,
+    gaps,
+)
 from tests.proofs.short_runs import Beds, beds, holds, run_in_memory
 
 COUNT = 400  # messages, with two offsets each
@@ -39,28 +50,28 @@ def timeline(*histories: list[Record], faults: tuple[Fault, ...] = ()) -> Timeli
 
 def test_members_one_after_the_other() -> None:
     line = timeline(member(10, 0, 100), member(20, 100, 300), member(30, 300, COUNT))
-    assert [stint.member for stint in line.stints] == [0, 1, 2]
-    assert not line.wrong + line.missing() + line.unordered() + line.early() + line.reread()
-    assert not line.skipping()
+    assert [period.member for period in line.periods] == [0, 1, 2]
+    assert not line.wrong
     assert not line.repeats() + line.overlaps()
     assert line.repeated() == 0
 
 
 def test_missing_and_skipped_messages() -> None:
     line = timeline(member(10, 0, 100), member(20, 101, COUNT))
-    assert line.missing() == [1_100]
-    assert not line.unordered()
+    assert line.wrong.keys() == {DELIVERED, NOT_AFTER}
+    assert line.wrong[DELIVERED] == ['p: no member received 1100']
     records = member(10, 0, COUNT)
     del records[51]
-    line = timeline(records)
-    assert line.unordered() == ['p, member 0: index 51 after 49']
-    assert line.missing() == [1_050]
+    assert timeline(records).wrong == {
+        DELIVERED: ['p: no member received 1050'],
+        ORDER: ['p, member 0: index 51 after 49'],
+    }
 
 
 @pytest.mark.parametrize(
     ('record', 'wrong'),
     [
-        (Record(5, 'message', 'p', 0, 1_000), 'was delivered to a member that is not active'),
+        (Record(5, 'message', 'p', 0, 1_000), 'received offset 0 without being active'),
         (Record(11, 'message', 'p', 1, 1_000), 'offset 1 holds no message'),
         (Record(11, 'message', 'p', 2 * COUNT, 1_000), 'holds no message'),
         (Record(11, 'message', 'p', 0, 1_001), 'offset 0 is 1001, not 1000'),
@@ -68,48 +79,53 @@ def test_missing_and_skipped_messages() -> None:
 )
 def test_wrong_messages(record: Record, wrong: str) -> None:
     line = timeline(sorted([record, *member(10, 0, COUNT)], key=lambda item: item.time))
-    assert len(line.wrong) == 1
-    assert wrong in line.wrong[0]
+    assert line.wrong.keys() == {ACTIVE}
+    (found,) = line.wrong[ACTIVE]
+    assert wrong in found
 
 
 def test_message_that_was_noted_before_the_activity() -> None:
     records = member(10, 0, COUNT)
     records.insert(5, records.pop(0)._replace(time=records[5].time))
     line = timeline(records)
-    assert not line.wrong + line.missing()
-    assert line.stints[0].begin == 10
+    assert not line.wrong
+    assert line.periods[0].begin == 10
 
 
 def test_start_before_the_last_stored_offset() -> None:
     line = timeline(member(10, 0, 100, end='killed'), member(20, 99, COUNT))
-    assert not line.early()  # the killed member had perhaps not sent its last offset
+    assert not line.wrong  # the killed member had perhaps not sent its last offset
     stored = [Record(10.9, 'stored', 'p', 100), Record(13, 'killed')]
     first = [Record(10, 'active', 'p'), *deliver(10, 0, 90), *stored]
-    assert not timeline(first, member(20, 51, COUNT)).early()
-    (wrong,) = timeline(first, member(20, 50, COUNT)).early()
-    assert wrong == 'p, member 1: began at offset 100, though 100 was stored'
+    assert not timeline(first, member(20, 51, COUNT)).wrong
+    wrong = timeline(first, member(20, 50, COUNT)).wrong
+    assert wrong == {NOT_BEFORE: ['p, member 1: begins at offset 100, though 100 was stored']}
     moved = Fault(12, 14, 'leader moved', 'p')
-    assert not timeline(first, member(20, 50, COUNT), faults=(moved,)).early()
+    assert not timeline(first, member(20, 50, COUNT), faults=(moved,)).wrong
 
 
 def test_start_after_messages_that_were_not_finished() -> None:
     first = member(10, 0, 100, end='killed')
-    assert not timeline(first, member(20, 100, COUNT)).skipping()
-    assert not timeline(first, member(20, 90, COUNT)).skipping()
+    assert not timeline(first, member(20, 100, COUNT)).wrong
+    assert not timeline(first, member(20, 90, COUNT)).wrong
     first = [item for item in first if item.kind != 'stored']
-    assert not timeline(first, member(20, 0, COUNT)).skipping()
-    (wrong,) = timeline(first, member(20, 1, COUNT)).skipping()
-    assert wrong == 'p, member 1: began at index 1, not 0'
+    assert not timeline(first, member(20, 0, COUNT)).wrong
+    wrong = timeline(first, member(20, 1, COUNT)).wrong
+    assert wrong == {NOT_AFTER: ['p, member 1: begins at offset 2, though only -1 was stored']}
 
 
 def test_repeats_after_a_member_that_hands_over() -> None:
-    (wrong,) = timeline(member(10, 0, 100), member(20, 99, COUNT)).reread()
-    assert wrong == 'p, member 1: began at index 99, though member 0 had finished 99'
+    wrong = timeline(member(10, 0, 100), member(20, 99, COUNT)).wrong
+    assert wrong == {
+        NOT_BEFORE: ['p, member 1: begins at offset 198, though 198 was stored'],
+        NOT_AGAIN: ['p, member 1: begins at offset 198, though member 0 had finished 198'],
+    }
     late = Record(10.9, 'late', 'p')
-    assert not timeline(member(10, 0, 100, late), member(20, 99, COUNT)).reread()
     lost = Record(11, 'lost')
-    assert not timeline(member(10, 0, 100, lost), member(20, 99, COUNT)).reread()
-    assert not timeline(member(10, 0, 100, end='killed'), member(20, 99, COUNT)).reread()
+    for first in (member(10, 0, 100, late), member(10, 0, 100, lost)):
+        assert NOT_AGAIN not in timeline(first, member(20, 99, COUNT)).wrong
+    killed = member(10, 0, 100, end='killed')
+    assert NOT_AGAIN not in timeline(killed, member(20, 99, COUNT)).wrong
 
 
 def test_repeated_messages_are_counted_without_those_under_way() -> None:
