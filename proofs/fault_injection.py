@@ -178,21 +178,43 @@ class FaultInjection:
 
     async def change_leader(self, number: int) -> None:
         """Change the leader; every second time while consuming, kill the node that delivers."""
-        bed, run = self.bed, self.run
+        bed = self.bed
         if self.publishing:
             if number == 0:
                 self._leader = await bed.leader(self.stream)
             self._look()
-        if self.publishing or number % 2:
-            count = number if self.publishing else number // 2
-            how = LEADER_FAULTS[count % len(LEADER_FAULTS)]
-            self._leader = await change_leader(run, bed, self.stream, how)
+            await self._change_leader(LEADER_FAULTS[number % len(LEADER_FAULTS)])
+        elif number % 2:
+            await self._change_leader(LEADER_FAULTS[number // 2 % len(LEADER_FAULTS)])
         else:
             node = bed.busiest('down', self._since)
             await bed.lose_node(node, 'kill')
             leader = await bed.leader(self.stream, replicated=True)
-            run.note('leaders', f'kill of the delivering node {node + 1}; leader {leader + 1}')
+            what = f'kill of the delivering node {node + 1}; leader {leader + 1}'
+            self.run.note('leaders', what)
         self._since = bed.carried(self.direction)
+
+    async def _change_leader(self, how: str) -> None:
+        """Change the leader, and wait for all replicas.
+
+        :param how: `kill` or `stop` its node and restart it, or `move` it by restarting the stream.
+        """
+        bed, stream = self.bed, self.stream
+        before = after = await bed.leader(stream, replicated=True)
+        if how != 'move':
+            await bed.stop_node(before, how)
+            # The broker may elect no leader while the node is down, and the same one afterwards.
+            with suppress(ProofError):
+                await bed.leader(stream, not_node=before, within=ELECTED)
+            await asyncio.to_thread(bed.broker.start_node, before)
+            after = await bed.leader(stream, replicated=True)
+        if after == before:
+            other = self.run.random.choice([node for node in bed.nodes if node != before])
+            await bed.move_leader(stream, before, other)
+            after = await bed.leader(stream, replicated=True, not_node=before)
+            how = how if how == 'move' else f'{how} and move'
+        self.run.note('leaders', f'{how}: {before + 1} -> {after + 1}')
+        self._leader = after
 
     async def disturb_node(self, number: int) -> None:
         """Pause or partition the leader's node for some seconds, or restart the next node."""
@@ -212,26 +234,3 @@ class FaultInjection:
                 what = 'partitioned and restarted' if restarted else 'partitioned'
             self.run.note('faults', f'{node + 1} {what} for {seconds:.0f} s')
         await bed.leader(self.stream, replicated=True)
-
-
-async def change_leader(run: Run, bed: ClusterBed, stream: str, how: str) -> int:
-    """Change the leader of a stream and wait for all replicas; return the new leader's node.
-
-    :param how: `kill` or `stop` its node and restart it, or `move` it by restarting the stream.
-    """
-    before = after = await bed.leader(stream, replicated=True)
-    done = how
-    if how != 'move':
-        await bed.stop_node(before, how)
-        # The broker may elect no leader while the node is down, and the same one afterwards.
-        with suppress(ProofError):
-            await bed.leader(stream, not_node=before, within=ELECTED)
-        await asyncio.to_thread(bed.broker.start_node, before)
-        after = await bed.leader(stream, replicated=True)
-    if after == before:
-        other = run.random.choice([node for node in bed.nodes if node != before])
-        await bed.move_leader(stream, before, other)
-        after = await bed.leader(stream, replicated=True, not_node=before)
-        done = how if how == 'move' else f'{how} and move'
-    run.note('leaders', f'{done}: {before + 1} -> {after + 1}')
-    return after

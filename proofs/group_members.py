@@ -5,6 +5,7 @@ nothing.  The clock of all logs is CLOCK_MONOTONIC, which all processes share.
 """
 
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
@@ -111,8 +112,13 @@ def note_stored(note: Note) -> None:
 
 
 async def take_part(
-    uris: list[str], stream: str, heartbeat: int, stranded: float, note: Note
+    note: Note, uris: list[str], stream: str, heartbeat: int, stranded: float
 ) -> None:
+    """Join the group, and leave it when told to.
+
+    :param heartbeat: interval in seconds.
+    :param stranded: seconds after which the member joins a stuck group again; 0 for never.
+    """
     loop = asyncio.get_running_loop()
     aclose = asyncio.Event()
     async with rbs.streams_client(
@@ -137,21 +143,20 @@ async def take_part(
     note(Record(time.monotonic(), 'left'))
 
 
-def work(uris: list[str], stream: str, heartbeat: int, stranded: float, path: str) -> None:
+def work(path: Path, *args: Any) -> None:
     """The process of a member."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the proof ends the process
     logging.getLogger('rbfly').addHandler(logging.NullHandler())  # faults are expected
-    with open(path, 'ab', buffering=0) as log:
+    with path.open('ab', buffering=0) as log:
 
         def note(record: Record) -> None:
-            line = f'{record.time:.6f}\t{record.kind}\t{record.partition}\t{record.offset}'
-            log.write(f'{line}\t{record.number}\n'.encode())
+            log.write(json.dumps(record).encode() + b'\n')
 
         async def run() -> None:
             parent = multiprocessing.parent_process()
             assert parent is not None
             asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
-            await take_part(uris, stream, heartbeat, stranded, note)
+            await take_part(note, *args)
 
         note_stored(note)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -164,20 +169,17 @@ def work(uris: list[str], stream: str, heartbeat: int, stranded: float, path: st
 class Member:
     """A member as the proof sees it.
 
-    :param heartbeat: interval in seconds.
-    :param stranded: seconds after which it joins a stuck group again; 0 for never.
+    :param args: of `take_part`.
     :ivar records: its log so far, in order.
     """
 
-    def __init__(
-        self, uris: list[str], stream: str, heartbeat: int, stranded: float, path: Path
-    ) -> None:
+    def __init__(self, path: Path, *args: Any) -> None:
         self.records: list[Record] = []
         self.frozen = self.leaving = self.killed = False
         path.touch()
         self._log = path.open('rb')
         self._process = multiprocessing.get_context('spawn').Process(
-            target=work, args=(uris, stream, heartbeat, stranded, str(path)), daemon=True
+            target=work, args=(path, *args), daemon=True
         )
         self._process.start()
 
@@ -185,8 +187,7 @@ class Member:
         """Read the lines that the member has written since the last call."""
         found = []
         while (line := self._log.readline()).endswith(b'\n'):
-            when, kind, partition, offset, number = line.decode().rstrip('\n').split('\t')
-            found.append(Record(float(when), kind, partition, int(offset), int(number)))
+            found.append(Record(*json.loads(line)))
         self._log.seek(-len(line), os.SEEK_CUR)
         self.records += found
         return found
@@ -220,10 +221,6 @@ class Member:
     def ready(self) -> bool:
         """Whether it can be asked to leave."""
         return bool(self.records or self.update()) and not self.frozen and not self.leaving
-
-    @property
-    def exitcode(self) -> int | None:
-        return self._process.exitcode
 
     async def join(self, seconds: float) -> int | None:
         """Wait for the end of the process; return its exit code, or None."""

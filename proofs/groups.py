@@ -80,7 +80,7 @@ class Team:
         path = self._folder / f'{len(self.all)}'
         heartbeat = self._random.choice(HEARTBEATS)
         begin = time.monotonic()
-        self.all.append(Member(self._bed.uris, self._stream, heartbeat, self.stranded, path))
+        self.all.append(Member(path, self._bed.uris, self._stream, heartbeat, self.stranded))
         while not self.all[-1].update():  # noqa: ASYNC110 - another process
             await asyncio.sleep(TICK)
         self._fault('joins', begin, HANDOVER)

@@ -1,10 +1,10 @@
 """Other processes of a proof, such as a publisher that is independent of the client."""
 
 import asyncio
-import multiprocessing
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from .test_bed import Bed, body
 REFERENCE = 'proof'
 
 T = TypeVar('T')
+SPAWN = get_context('spawn')
 
 
 def publish_numbers(
@@ -59,36 +60,17 @@ def portions(done: int, total: int, limit: Any, size: int, window: int) -> Itera
             time.sleep(0.001)
 
 
-def call(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    try:
-        answer.send((True, function(*args)))
-    except Exception as ex:
-        answer.send((False, f'{type(ex).__name__}: {ex}'))
-
-
-async def in_child(function: Callable[..., T], *args: Any) -> T:
-    """Call a function in a separate process.
-
-    :raises ProofError: the function raised an error, or its process ended.
-    """
-    context = multiprocessing.get_context('spawn')
-    answer, sender = context.Pipe(duplex=False)
-    process = context.Process(target=call, args=(sender, function, args), daemon=True)
+@asynccontextmanager
+async def child(target: Callable[..., None], *args: Any) -> AsyncIterator[None]:
+    """Run a function in a separate process, and terminate it at the end."""
+    process = SPAWN.Process(target=target, args=args, daemon=True)
     process.start()
-    sender.close()
     try:
-        fine, result = await asyncio.to_thread(answer.recv)
-    except EOFError:
-        raise ProofError('a process ended without a result') from None
+        yield
     finally:
         process.terminate()
         await asyncio.to_thread(process.join)
         process.close()
-        answer.close()
-    if not fine:
-        raise ProofError(result)
-    found: T = result
-    return found
 
 
 @asynccontextmanager
@@ -96,17 +78,32 @@ async def publishing(
     bed: Bed, stream: str, total: int, size: int = 100, window: int = 2_000
 ) -> AsyncIterator[Any]:
     """Publish numbers in a separate process, up to the `value` of the yielded limit."""
-    context = multiprocessing.get_context('spawn')
-    limit = context.Value('q', 0, lock=False)
-    process = context.Process(
-        target=publish_numbers,
-        args=(bed.direct, stream, total, limit, size, window),
-        daemon=True,
-    )
-    process.start()
-    try:
+    limit = SPAWN.Value('q', 0, lock=False)
+    async with child(publish_numbers, bed.direct, stream, total, limit, size, window):
         yield limit
-    finally:
-        process.terminate()
-        await asyncio.to_thread(process.join)
-        process.close()
+
+
+def call(answer: Connection, function: Callable[..., Any], *args: Any) -> None:
+    try:
+        answer.send((function(*args), ''))
+    except Exception as ex:
+        answer.send((None, f'{type(ex).__name__}: {ex}'))
+
+
+async def in_child(function: Callable[..., T], *args: Any) -> T:
+    """Call a function in a separate process.
+
+    :raises ProofError: the function raised an error, or its process ended.
+    """
+    answer, sender = SPAWN.Pipe(duplex=False)
+    with answer:
+        async with child(call, sender, function, *args):
+            sender.close()
+            try:
+                result, error = await asyncio.to_thread(answer.recv)
+            except EOFError:
+                error = 'a process ended without a result'
+    if error:
+        raise ProofError(error)
+    found: T = result
+    return found

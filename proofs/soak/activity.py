@@ -9,6 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
@@ -17,7 +18,7 @@ from ..active_periods import Fault
 from ..checker import violations
 from ..history import CONFIRMED, REFUSED, UNKNOWN, History
 from ..run import Run
-from ..test_bed import Bed
+from ..test_bed import Bed, body
 
 AGAIN = 0.05  # seconds between two attempts
 CONFIRM = 20.0  # timeout of calls in seconds
@@ -144,6 +145,14 @@ class Activity:
         """Note the contradictions between a history and what is stored."""
         for what, numbers in violations(history, stored).items():
             self.wrong(f'{history.label}: {what}', len(numbers))
+
+    @staticmethod
+    def batch(publisher: Any, history: History, count: int, limit: int | None = None) -> range:
+        """Add the next messages to a batch; return their numbers."""
+        numbers = history.take(count, limit)
+        for number in numbers:
+            publisher.batch(body(number))
+        return numbers
 
     @staticmethod
     def outcome(error: BaseException | None) -> int:

@@ -34,7 +34,7 @@ class Closing(Activity):
     async def once(self) -> None:
         async with self.client() as client:
             for _ in range(self.random.randrange(1, 20)):
-                await self.random.choice((self.send, self.batch))(client)
+                await self.random.choice((self.send, self.send_batch))(client)
 
     async def send(self, client: rbs.StreamsClient) -> None:
         numbers: Sequence[int] = ()
@@ -59,14 +59,12 @@ class Closing(Activity):
                 if not task.cancelled() and task.done():
                     self.sent.note([number], self.outcome(task.exception()))
 
-    async def batch(self, client: rbs.StreamsClient) -> None:
+    async def send_batch(self, client: rbs.StreamsClient) -> None:
         options: list[dict[str, Any]] = [{}, {'sub_entry_size': 20, 'compression': 'gzip'}]
         async with client.publisher(
             self.batched.stream, **self.random.choice(options)
         ) as publisher:
-            numbers = self.batched.take(200, SHARE)
-            for number in numbers:
-                publisher.batch(body(number))
+            numbers = self.batch(publisher, self.batched, 200, SHARE)
         if not self.scene.refusing:  # closing does not report refused messages
             self.batched.note(numbers, CONFIRMED)
 
@@ -79,24 +77,18 @@ class Closing(Activity):
             ) as publisher:
                 loop = asyncio.get_running_loop()
                 began = loop.time()
-                self.fill(publisher, 100)
+                self.batch(publisher, self.batched, 100)
                 await publisher.flush()
                 rate = 100 / (loop.time() - began)
             try:
                 async with client.publisher(
                     self.batched.stream, cls=rbs.PublisherBatchFast, max_unconfirmed=1
                 ) as publisher:
-                    numbers = self.fill(publisher, round(2.5 * CLOSE * rate))
+                    numbers = self.batch(publisher, self.batched, round(2.5 * CLOSE * rate))
                 self.batched.note(numbers, CONFIRMED)
             except RbFlyError as ex:
                 self.wrong(f'close gave up while messages were confirmed ({ex})')
             self.scene.progress()
-
-    def fill(self, publisher: rbs.PublisherBatchFast, count: int) -> range:
-        numbers = self.batched.take(count)
-        for number in numbers:
-            publisher.batch(body(number))
-        return numbers
 
     async def close_without_stream(self, client: rbs.StreamsClient) -> None:
         """Close a subscription that cannot store its offset because its stream was deleted."""

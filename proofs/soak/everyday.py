@@ -34,9 +34,7 @@ async def by_send(publisher: rbs.Publisher, history: History) -> bool:
 
 
 async def by_flush(publisher: rbs.Publisher, history: History) -> bool:
-    numbers = history.take(100)
-    for number in numbers:
-        publisher.batch(body(number))
+    numbers = Activity.batch(publisher, history, 100)
     await publisher.flush(timeout=CONFIRM)
     history.note(numbers, CONFIRMED)
     return True

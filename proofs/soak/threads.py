@@ -35,11 +35,7 @@ class Threads(Activity):
         stop = threading.Event()
         async with (
             client.publisher(self.sent.stream, name='threads') as publisher,
-            client.publisher(
-                self.batched.stream,
-                sub_entry_size=50,
-                compression='gzip',
-            ) as batches,
+            client.publisher(self.batched.stream, sub_entry_size=50, compression='gzip') as batches,
             client.subscribe(self.chunks, offset=rbs.Offset.offset(self.written)) as messages,
         ):
             self.read = self.written
@@ -76,9 +72,7 @@ class Threads(Activity):
             with suppress(rbs.PublishError):
                 await publisher.send(body(number), timeout=CONFIRM)
                 self.sent.note([number], CONFIRMED)
-        numbers = self.batched.take(100, SHARE)
-        for number in numbers:
-            batches.batch(body(number))
+        numbers = self.batch(batches, self.batched, 100, SHARE)
         with suppress(rbs.PublishError):
             await batches.flush(timeout=CONFIRM)
             self.batched.note(numbers, CONFIRMED)
