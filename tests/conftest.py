@@ -60,7 +60,7 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, LoopFactory]:
     if item.get_closest_marker('own_clock'):
         return {'own clock': ClockLoop}
-    import uvloop  # installed with the extra `test`
+    import uvloop  # of the group `test`
 
     factories: dict[str, LoopFactory] = {
         'uvloop': uvloop.new_event_loop,
