@@ -12,8 +12,8 @@ library, and Cython.  The generated C goes to build/cython, everything else to b
 that fails is saved in build/fuzz/findings, and the exit status is then 1.
 
 Each run starts from the inputs in fuzz/corpus/TARGET.zip and collects new ones in
-build/fuzz/corpus.  `--minimise` replaces the archive with the smallest set of inputs that covers what
-both cover; commit it if the set covers more than before.
+build/fuzz/corpus.  `--minimise` replaces the archive with the smallest set of inputs that covers
+what both cover; commit it if that is more than before.
 """
 
 import argparse
