@@ -37,6 +37,7 @@ from rbfly.streams import reading
 from tests.clock import ClockLoop
 from tests.fake import chunk, deliver
 from tests.raw import decode
+from tests.sizes import sized
 from tests.stream_wire import feed, split_frames
 
 URI = 'rabbitmq-stream://guest:guest@node:5552/'
@@ -777,7 +778,7 @@ def _no_collector() -> Iterator[None]:
 
 TestWalk = Walk.TestCase
 TestWalk.settings = settings(
-    max_examples=500,
+    max_examples=sized(120, 500),
     stateful_step_count=40,
     deadline=None,
     phases=[Phase.generate],  # finding a shorter walk takes minutes
@@ -807,6 +808,7 @@ def test_transition_tables_list_every_state() -> None:
 MAKE_ILLEGAL_TRANSITION = """
 from rbfly.net.observer import Observers, State
 from rbfly.net.registration import Registration
+from tests.sizes import sized
 
 class Cluster:
     observers = Observers()

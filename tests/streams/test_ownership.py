@@ -19,7 +19,10 @@ from rbfly.streams.events import Events
 from rbfly.testing import StreamBroker
 
 HANG = 20.0  # seconds; only a safeguard
-NEW_LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+NEW_LOOPS = [
+    pytest.param(asyncio.new_event_loop, marks=pytest.mark.nightly),
+    uvloop.new_event_loop,
+]
 
 PUBLISHERS: list[Any] = [
     rbs.Publisher,
