@@ -13,7 +13,7 @@ SWITCH_sanitize = RBFLY_SANITIZE=1
 SWITCH_portable = RBFLY_PORTABLE=1
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 # extras and dependency groups of pyproject.toml
-REQUIRED ?= perf service test lint doc
+REQUIRED ?= perf service test doc
 EXAMPLES = build/examples
 FUZZ ?= codec --seconds 60
 SANITIZE ?= tests/amqp tests/protocol
@@ -21,13 +21,14 @@ SECONDS ?= 3600
 SEED ?=
 DOING ?= all
 ON ?= memory rabbitmq
-# loadfile keeps a test file on one worker, so that module fixtures are set up once.
-WORKERS ?= 4
+# Each worker imports all tests, so more workers cost more than they save; loadfile keeps a test file
+# on one worker, so that module fixtures are set up once.
+WORKERS ?= $(shell n=$$(nproc 2> /dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help build debug demo test quick lint types sanitize fuzz soak hot doc perf brokers-down clean
+.PHONY: help build debug demo test nightly quick lint types sanitize fuzz soak hot doc perf brokers-down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | \
@@ -46,6 +47,11 @@ $(BIN)/python:
 $(VENV)/requirements: pyproject.toml $(BIN)/python
 	@echo 'installing requirements of the build and of $(REQUIRED) into $(VENV)'
 	@$(PIP) install $$($(BIN)/python tools/requirements.py $(REQUIRED))
+	@touch $@
+
+$(VENV)/linters: $(VENV)/requirements
+	@echo 'installing the linters and type checkers into $(VENV)'
+	@$(PIP) install $$($(BIN)/python tools/requirements.py lint)
 	@touch $@
 
 $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
@@ -69,15 +75,18 @@ demo:  ## publish and consume 100,000 messages in memory (BROKER=rabbitmq or RBF
 test: build  ## run all tests against a real broker (WORKERS=0: in one process)
 	@$(PYTEST)
 
+nightly:  ## run everything that .ci/nightly lists, for hours
+	@.ci/nightly
+
 quick: build  ## run the tests that need no broker
 	@$(PYTEST) -m 'not broker'
 
-lint: build  ## run ruff and cython-lint
+lint: $(VENV)/linters  ## run ruff and cython-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PATH=$(BIN):$$PATH cython-lint src fuzz
 
-types: build  ## run mypy --strict and pyright, and check that all of the package is typed
+types: build $(VENV)/linters  ## run mypy --strict and pyright, and check that all of the package is typed
 	@$(BIN)/mypy
 	@$(BIN)/python -m mypy.stubtest --ignore-missing-stub --ignore-disjoint-bases --allowlist tools/stubtest.txt $(STUBS)
 	@$(BIN)/python -m tests.examples $(EXAMPLES)
