@@ -8,7 +8,7 @@ cdef enum Miss:
     UNKNOWN             # sent, but not confirmed on that connection
 
 
-cdef class PendingConfirms:
+cdef class ConfirmWaiter:
     cdef public object future
     cdef public bint reported
     cdef readonly Py_ssize_t remaining
@@ -25,13 +25,13 @@ cdef class PendingConfirms:
 
 
 cdef class SubEntrySpan:
-    cdef PendingConfirms waiter
+    cdef ConfirmWaiter waiter
     cdef Py_ssize_t count
     cdef uint32_t order
 
 
-cdef inline PendingConfirms waiter_of(object item):
-    return (<SubEntrySpan> item).waiter if type(item) is SubEntrySpan else <PendingConfirms> item
+cdef inline ConfirmWaiter waiter_of(object item):
+    return (<SubEntrySpan> item).waiter if type(item) is SubEntrySpan else <ConfirmWaiter> item
 
 
 cdef Py_ssize_t count_of(object item) noexcept

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint64_t
 
-from rbfly.protocol._pending cimport Miss, PendingConfirms
+from rbfly.protocol._pending cimport Miss, ConfirmWaiter
 
 
-cdef class ConfirmFuture(PendingConfirms):
+cdef class ConfirmFuture(ConfirmWaiter):
     cdef readonly object _loop
     cdef object callback            # wakes the task that awaits this
     cdef object context
@@ -19,7 +19,7 @@ cdef class ConfirmFuture(PendingConfirms):
     cdef int _call_soon(self) except -1
 
 
-cdef class ConfirmGroup(PendingConfirms):
+cdef class ConfirmGroup(ConfirmWaiter):
     cdef object loop
     cdef list waits                 # ConfirmFuture of each task that awaits it
     cdef readonly bint settled

@@ -9,13 +9,13 @@ from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 
 from libc.stdint cimport uint64_t
 
-from rbfly.protocol._pending cimport Miss, PendingConfirms
+from rbfly.protocol._pending cimport Miss, ConfirmWaiter
 
 from asyncio import CancelledError
 
 
 @cython.final
-cdef class ConfirmFuture(PendingConfirms):
+cdef class ConfirmFuture(ConfirmWaiter):
     """The confirm of a message or a group, awaited by one task.
 
     :param loop: the event loop of the task.
@@ -102,7 +102,7 @@ cdef class ConfirmFuture(PendingConfirms):
 
 
 @cython.final
-cdef class ConfirmGroup(PendingConfirms):
+cdef class ConfirmGroup(ConfirmWaiter):
     """Messages whose confirms are awaited together.
 
     :param loop: event loop of the publisher.

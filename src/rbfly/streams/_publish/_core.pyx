@@ -11,7 +11,7 @@ from rbfly._cpython cimport (
     rbfly_forks, rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_step, rbfly_watch_forks,
 )
 from rbfly.protocol._frames cimport append_next, is_short
-from rbfly.protocol._pending cimport PendingConfirms
+from rbfly.protocol._pending cimport ConfirmWaiter
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._publish._confirm cimport ConfirmFuture, ConfirmGroup
 
@@ -234,10 +234,9 @@ cdef class PublisherCore:
             self.check_loop()
         if not self.accepts:
             self._check()
-            if self.undeclared:
-                return None
         if (
-            window.in_flight + window.queued >= window.max_unconfirmed
+            self.undeclared
+            or window.in_flight + window.queued >= window.max_unconfirmed
             or capacity.reserved
             or capacity.waiting
             or self.connection is not None and self.connection.paused
@@ -382,7 +381,7 @@ cdef class PublisherCore:
         try:
             for waiter in done:
                 n += 1
-                if (<PendingConfirms> waiter).errors is not None:
+                if (<ConfirmWaiter> waiter).errors is not None:
                     self._settle(waiter)
                 elif type(waiter) is ConfirmFuture:
                     self._confirm(<ConfirmFuture> waiter)
@@ -424,7 +423,7 @@ cdef int fail_not_open() except -1:
     raise PublisherError(NOT_OPEN)
 
 
-cdef class PublisherBase:
+cdef class FastPublisher:
     """Methods of publishers that run for each message."""
 
     cdef public PublisherCore _core

@@ -19,7 +19,7 @@ from ...error import (
     of_callback,
     wrong_loop,
 )
-from ...protocol._pending import PendingConfirms
+from ...protocol._pending import ConfirmWaiter
 from .. import types
 from ..types import MessageCtx
 from ._core import PublisherCore
@@ -147,7 +147,7 @@ class Failures:
         return [*self._errors.values()]
 
 
-def publish_error(waiter: PendingConfirms, given_up: bool = False) -> PublishError:
+def publish_error(waiter: ConfirmWaiter, given_up: bool = False) -> PublishError:
     """Return the error of a waiter that has messages that the broker refused.
 
     :param given_up: other messages of the waiter were sent, and will not be confirmed.
@@ -191,6 +191,16 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
     """
     if not errors:
         return None
+    late = [error for error in errors if isinstance(error, ConfirmTimeout)]
+    if late and len(errors) > 1:
+        found = copy_error(late[0])
+        found.unconfirmed = sum(error.unconfirmed for error in late)
+        found.unsent = sum(error.unsent for error in late)
+        found.stream = None if len(late) > 1 else found.stream
+        found.add_note(f'{len(errors)} partitions failed in total')
+        others = summary([error for error in errors if error not in late])
+        found.__cause__ = others or found.__cause__
+        return found
     refused = [error for error in errors if isinstance(error, PublishError)]
     infos = [info for error in refused for info in error.errors]
     total = max(total, len(errors), len(infos))

@@ -200,7 +200,7 @@ class SendManyCall:
         failure = self._timed_out(text)
         failure.__cause__ = error or failure.__cause__
         failure.retriable = not progress.taken
-        return self._session.late(failure)
+        return self._session.or_refusal(failure)
 
     # -- sending
 
@@ -311,7 +311,7 @@ class SendManyCall:
         self._session.check()
 
     def _timed_out(self, text: str) -> ConfirmTimeout:
-        return self._session.timed_out(ConfirmTimeout, text)
+        return self._session.timed_out(text)
 
     async def _begin(self, messages: Messages) -> None:
         """Raise ValueError unless the explicit publishing ids of a list or tuple ascend."""

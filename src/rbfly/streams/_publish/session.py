@@ -44,7 +44,6 @@ from .name_check import SequenceCheck
 from .semaphore import WindowSemaphore
 
 E = TypeVar('E', bound=Exception)
-C = TypeVar('C', bound=ConfirmTimeout)
 
 ID_MAX = 2**64 - 1
 
@@ -60,29 +59,14 @@ class PublisherState(Enum):
     CLOSED = 'closed'
 
 
-TRANSITIONS: Mapping[PublisherState, Sequence[PublisherState]] = {
-    PublisherState.CONNECTING: [
-        PublisherState.OPEN,
-        PublisherState.FAILED,
-        PublisherState.CLOSING,
-        PublisherState.CLOSED,
-    ],
-    PublisherState.OPEN: [
-        PublisherState.FAILED,
-        PublisherState.LOCKED_OUT,
-        PublisherState.CLOSING,
-        PublisherState.CLOSED,
-    ],
-    PublisherState.FAILED: [
-        PublisherState.CONNECTING,
-        PublisherState.OPEN,
-        PublisherState.LOCKED_OUT,
-        PublisherState.CLOSING,
-        PublisherState.CLOSED,
-    ],
-    PublisherState.LOCKED_OUT: [PublisherState.CLOSING, PublisherState.CLOSED],
-    PublisherState.CLOSING: [PublisherState.CLOSED],
-    PublisherState.CLOSED: [],
+S = PublisherState
+TRANSITIONS: Mapping[S, Sequence[S]] = {
+    S.CONNECTING: [S.OPEN, S.FAILED, S.CLOSING, S.CLOSED],
+    S.OPEN: [S.FAILED, S.LOCKED_OUT, S.CLOSING, S.CLOSED],
+    S.FAILED: [S.CONNECTING, S.OPEN, S.LOCKED_OUT, S.CLOSING, S.CLOSED],
+    S.LOCKED_OUT: [S.CLOSING, S.CLOSED],
+    S.CLOSING: [S.CLOSED],
+    S.CLOSED: [],
 }
 ENDED = (PublisherState.CLOSING, PublisherState.CLOSED)
 
@@ -288,8 +272,20 @@ class PublisherSession(Owner):
         """Why the broker refuses the client, if there is no connection."""
         return None if self.registration.is_open else self._cluster.refusal.error
 
-    def late(self, error: ConfirmTimeout) -> RbFlyError:
-        """Return the error of a call whose time is up; without a connection, why it is refused."""
+    def late(
+        self, text: str, kind: type[ConfirmTimeout] = ConfirmTimeout, sent: bool = True
+    ) -> RbFlyError:
+        """Return the error of a call whose time is up; without a connection, why it is refused.
+
+        :param sent: messages of the call may have been sent.
+        """
+        error = self.timed_out(text, kind)
+        if not sent:
+            error.outcome, error.retriable = 'not_sent', True
+        return self.or_refusal(error)
+
+    def or_refusal(self, error: ConfirmTimeout) -> RbFlyError:
+        """Return an error, or without a connection why the client is refused, if it is."""
         return self.name_stream(or_refusal(error, self._refusal))
 
     def batch_full(self, error: Exception | None = None) -> Exception:
@@ -304,47 +300,27 @@ class PublisherSession(Owner):
             return self.name_stream(error)
         limit = self.core.window.max_unconfirmed
         text = f'max_unconfirmed ({limit}) messages are queued or in flight'
-        return self.late(
-            self.timed_out(WindowTimeout, f'{text}; the message was not queued: await flush()')
-        )
+        return self.late(f'{text}; the message was not queued: await flush()', WindowTimeout)
 
     def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
-        problem = (
-            'it was not declared within'
-            if self.undeclared
-            else 'the window of unconfirmed messages was full for'
-        )
-        text = f'{problem} {timeout} s; the message was not sent'
-        return self.late(self.timed_out(WindowTimeout, text))
-
-    def confirm_timeout(self, timeout: float | None, withdrawn: bool) -> RbFlyError:
-        """Return the error of a `send` that timed out after it put its message into the window."""
-        if withdrawn:
-            error = self.timed_out(
-                ConfirmTimeout, f'it could not send the message within {timeout} s, and withdrew it'
-            )
-            error.outcome, error.retriable = 'not_sent', True
-            return self.late(error)
-        return self.late(
-            self.timed_out(
-                ConfirmTimeout,
-                f'the broker did not confirm the message within {timeout} s;'
-                ' it may still be stored',
-            )
-        )
+        problem = 'the window of unconfirmed messages was full for'
+        if self.undeclared:
+            problem = 'it was not declared within'
+        return self.late(f'{problem} {timeout} s; the message was not sent', WindowTimeout)
 
     def no_time(self) -> RbFlyError:
         """Return the error of a call with a timeout of 0 that needs a confirm."""
-        error = self.timed_out(
-            ConfirmTimeout, 'a timeout of 0 does not wait for confirms; nothing was sent'
-        )
-        error.outcome, error.retriable = 'not_sent', True
-        return self.late(error)
+        text = 'a timeout of 0 does not wait for confirms; nothing was sent'
+        return self.late(text, sent=False)
 
     def timed_out(
-        self, kind: type[C], text: str, stream: str = '', cause: RbFlyError | None = None
-    ) -> C:
+        self,
+        text: str,
+        kind: type[ConfirmTimeout] = ConfirmTimeout,
+        stream: str = '',
+        cause: RbFlyError | None = None,
+    ) -> ConfirmTimeout:
         """Return the error of a call that timed out; it says why there is no connection, if so.
 
         :param stream: name of the super stream.
@@ -521,7 +497,6 @@ class PublisherSession(Owner):
     def _gave_up(self, unconfirmed: int, unsent: int, cause: RbFlyError | None) -> ConfirmTimeout:
         """Return the error of a close that made no progress."""
         error = self.timed_out(
-            ConfirmTimeout,
             f'gave up closing for lack of progress (close_timeout is {self.closing.timeout} s);'
             f' messages sent but not confirmed, which may be stored: {unconfirmed};'
             f' never sent: {unsent}',
