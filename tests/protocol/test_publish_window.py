@@ -192,10 +192,10 @@ def test_extend_stops_at_a_message_that_cannot_be_appended() -> None:
     source: Iterator[Any] = iter([b'a', b'b', 'text', b'c', bytes(1000), b'd'])
     with pytest.raises(TypeError):
         window.extend(source, 100, waiter)
-    assert (waiter.count, waiter.missed) == (3, ([], [2], []))
+    assert (waiter.count, waiter.unconfirmed) == (3, ([], [2], []))
     with pytest.raises(PublisherError):
         window.extend(source, 100, waiter)
-    assert (waiter.count, waiter.missed) == (5, ([], [2, 4], []))
+    assert (waiter.count, waiter.unconfirmed) == (5, ([], [2, 4], []))
     assert list(source) == [b'd']
     assert taken(window) == [[(0, b'a'), (1, b'b'), (2, b'c')]]
 
@@ -210,7 +210,7 @@ def test_extend_raises_errors_of_the_iterator() -> None:
     waiter = ConfirmGroup(Mock())
     with pytest.raises(KeyError):
         window.extend(source(), 100, waiter)
-    assert (waiter.count, waiter.missed) == (2, None)
+    assert (waiter.count, waiter.unconfirmed) == (2, None)
     assert taken(window) == [[(0, b'a'), (1, b'b')]]
 
 
@@ -233,14 +233,14 @@ def test_group_lists_its_refused_messages() -> None:
         add(window, b'x' * 20, waiter=second if i % 2 else first)
     take_all(window)
     feed.confirm(0, 2, 1)
-    assert (first.missed, second.missed) == (None, None)
+    assert (first.unconfirmed, second.unconfirmed) == (None, None)
     feed.refuse((12, 0x11))
-    assert (first.missed, second.missed) == (([6], [], []), None)
+    assert (first.unconfirmed, second.unconfirmed) == (([6], [], []), None)
     window.replay(3, 150)
     take_all(window)
     feed.refuse((18, 0x11), (8, 0x11), (15, 0x11), (10, 0x11))
-    assert first.missed == ([6], [], [9, 4, 5])  # the connection before may have stored the latter
-    assert second.missed == ([], [], [7])
+    assert first.unconfirmed == ([6], [], [9, 4, 5])  # the latter may be stored
+    assert second.unconfirmed == ([], [], [7])
     assert (first.first_refused, second.first_refused) == (4, 7)
     assert (first.count, second.count) == (10, 10)
 
@@ -259,12 +259,12 @@ def test_group_lists_its_unsettled_and_abandoned_messages() -> None:
     take_all(window)
     written = 12 + 4  # each of four confirms made room for another one
     assert set(window.fail_pending()) == {first, second}
-    assert first.missed
-    assert second.missed
-    assert first.missed[2] == [i for i in range(2, 10) if 2 * i < written]
-    assert second.missed[2] == [i for i in (0, 1, *range(4, 10)) if 2 * i + 1 < written]
-    assert first.missed[1] == [i for i in range(10) if 2 * i >= written]
-    assert second.missed[1] == [i for i in range(10) if 2 * i + 1 >= written]
+    assert first.unconfirmed
+    assert second.unconfirmed
+    assert first.unconfirmed[2] == [i for i in range(2, 10) if 2 * i < written]
+    assert second.unconfirmed[2] == [i for i in (0, 1, *range(4, 10)) if 2 * i + 1 < written]
+    assert first.unconfirmed[1] == [i for i in range(10) if 2 * i >= written]
+    assert second.unconfirmed[1] == [i for i in range(10) if 2 * i + 1 >= written]
     assert window.unsettled_of(first) == []
 
 

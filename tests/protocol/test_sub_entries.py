@@ -319,8 +319,8 @@ def test_refused_sub_entry() -> None:
     assert feed.refuse((1, 0x11)) == []
     assert window.unsettled_of(second) == [0]
     assert set(feed.confirm(0)) == {first, second}
-    assert (first.errors, first.missed) == ([(1, 0x11)], ([3], [], []))
-    assert (second.errors, second.missed) == ([(1, 0x11)], ([1, 2, 3], [], []))
+    assert (first.errors, first.unconfirmed) == ([(1, 0x11)], ([3], [], []))
+    assert (second.errors, second.unconfirmed) == ([(1, 0x11)], ([1, 2, 3], [], []))
 
 
 def test_fail_pending_abandons_sub_entries() -> None:
@@ -332,8 +332,8 @@ def test_fail_pending_abandons_sub_entries() -> None:
     add(window, *[b'a'] * 2, waiter=first)  # in a sub-entry that is open
     assert window.unsettled_of(first) == [0, 1, 2, 3, 4]
     assert set(window.fail_pending()) == {first, second}
-    assert first.missed == ([], [3, 4], [0, 1, 2])
-    assert second.missed == ([], [], [0, 1, 2, 3])
+    assert first.unconfirmed == ([], [3, 4], [0, 1, 2])
+    assert second.unconfirmed == ([], [], [0, 1, 2, 3])
 
 
 def test_window_counts_messages() -> None:
@@ -404,7 +404,7 @@ def test_replay_refuses_messages_too_large_for_new_frames() -> None:
     waiter.seal()
     take_all(window)
     assert window.replay(3, 100) == []
-    assert (window.queued, waiter.errors, waiter.missed) == (
+    assert (window.queued, waiter.errors, waiter.unconfirmed) == (
         1,
         [(0, 0x0E)],
         ([], [], [0, 1, 2]),

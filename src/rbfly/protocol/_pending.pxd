@@ -1,8 +1,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 
-# Why a message of a group is not confirmed; also the index of its list in `ConfirmGroup.missed`.
-cdef enum Miss:
+# Why a message is not confirmed; also the index of its list in `ConfirmGroup.unconfirmed`.
+cdef enum Unconfirmed:
     REFUSED             # refused by the broker, or too large; no earlier connection sent it
     UNSENT              # never sent
     UNKNOWN             # sent, but not confirmed on that connection
@@ -20,7 +20,7 @@ cdef class ConfirmWaiter:
     cdef int _refuse(
         self, uint64_t id, int code, uint32_t order, Py_ssize_t count, bint resent
     ) except -1
-    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1
+    cdef int _add_unconfirmed(self, uint64_t index, Py_ssize_t count, Unconfirmed why) except -1
     cdef int _skip(self) except -1
 
 

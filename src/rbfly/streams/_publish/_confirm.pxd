@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from rbfly.protocol._pending cimport Miss, ConfirmWaiter
+from rbfly.protocol._pending cimport ConfirmWaiter, Unconfirmed
 
 
 cdef class ConfirmFuture(ConfirmWaiter):
@@ -24,6 +24,6 @@ cdef class ConfirmGroup(ConfirmWaiter):
     cdef list waits                 # ConfirmFuture of each task that awaits it
     cdef readonly bint settled
     cdef readonly object error
-    cdef readonly tuple missed
+    cdef readonly tuple unconfirmed
 
-    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1
+    cdef int _add_unconfirmed(self, uint64_t index, Py_ssize_t count, Unconfirmed why) except -1

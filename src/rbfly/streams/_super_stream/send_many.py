@@ -128,7 +128,7 @@ class RoutedCall(SendManyCall):
     def _watch(self, item: PublishTarget, stop: asyncio.Timeout) -> None:
         """Send a message of an asynchronous iterator, and end the wait for the next if it fails."""
         item.session.receiving[self._groups[item.session]] = stop
-        item.core.watched = True
+        item.core.watch()
         if not item.core.scheduled:
             item.core.schedule()
 
