@@ -15,6 +15,7 @@ from ...error import (
     PublishError,
     PublishErrorInfo,
     RbFlyError,
+    add_text,
     copy_error,
     of_callback,
     wrong_loop,
@@ -229,7 +230,7 @@ def or_refusal(error: ConfirmTimeout, refusal: ProtocolError | None) -> RbFlyErr
     if refusal is None:
         return error
     found = copy_error(refusal)
-    found.args = (f'{refusal}; {error}',)
+    add_text(found, after=f'; {error}')
     found.outcome = error.outcome
     return found
 
@@ -247,7 +248,7 @@ def with_outcome(error: Exception, outcome: Outcome, count: int) -> Exception:
     found = copy_error(error)
     messages = 'the message' if count == 1 else 'messages without a confirm'
     was = {'unknown': '', 'not_sent': 'was ' if count == 1 else 'were '}[outcome]
-    found.args = (f'{error}; {messages} {was}{ENDS[outcome]}', *error.args[1:])
+    add_text(found, after=f'; {messages} {was}{ENDS[outcome]}')
     found.outcome = outcome
     found.retriable = found.retriable and outcome == 'not_sent'
     return found
@@ -257,7 +258,7 @@ def of_message(error: Exception, index: int) -> Exception:
     """Add the number of a `send_many` message to the error that it caused."""
     text = f'message {index} of send_many'
     if isinstance(error, RbFlyError):
-        error.args = (f'{text}: {error}', *error.args[1:])
+        add_text(error, before=f'{text}: ')
     else:
         with suppress(AttributeError):
             error.add_note(text)

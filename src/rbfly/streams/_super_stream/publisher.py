@@ -23,6 +23,7 @@ from ...error import (
     RbFlyError,
     SendProgress,
     WindowTimeout,
+    add_text,
 )
 from ...net.cluster import Cluster
 from ...net.observer import call_each
@@ -588,9 +589,8 @@ def keep_failed(
 def note_partial(error: RbFlyError, failed: PublishTarget) -> None:
     """Note in an error of one partition that other partitions have taken the message."""
     error.outcome, error.retriable = 'unknown', False
-    name = failed.publisher.stream
-    text = f'{error} (partition {name!r}); other partitions may store the message'
-    error.args = (text, *error.args[1:])
+    name = failed.session.stream
+    add_text(error, after=f' (partition {name!r}); other partitions may store the message')
 
 
 def left(until: float | None) -> float | None:
