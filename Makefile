@@ -106,7 +106,7 @@ fuzz: $(VENV)/requirements  ## run coverage-guided fuzzing (FUZZ='codec --second
 
 soak: build  ## exercise the client under random faults (SECONDS=3600 ON='memory rabbitmq' SEED=)
 	@for on in $(ON); do \
-	    $(BIN)/python -m perf prove soak --seconds $(SECONDS) --doing $(DOING) \
+	    $(BIN)/python -m proofs soak --seconds $(SECONDS) --doing $(DOING) \
 	        $(if $(SEED),--seed $(SEED)) --on $$on || exit 1; \
 	done
 
