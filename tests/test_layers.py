@@ -41,7 +41,6 @@ LAYERS = {
         ['commands'],
         ['_pending'],
         ['_frames'],
-        ['_queue'],
         ['_chunk', '_publish'],
         ['_identity', '_batch'],
         ['_cursor'],
