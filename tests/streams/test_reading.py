@@ -55,7 +55,7 @@ class Source:
     def parts(self) -> list[Any]:
         return [self]
 
-    on_yield = on_progress = on_replaced = on_probed = on_end = lambda self: None
+    on_yield = on_progress = on_replaced = on_end = lambda self: None
 
 
 class Reader(SubscriptionBase):

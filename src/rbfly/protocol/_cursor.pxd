@@ -40,7 +40,6 @@ cdef class MessageCursor:
     cdef readonly Turn turn
     cdef object session             # None once closed
     cdef public object until
-    cdef object probe               # called with the first chunk, which is not read
     cdef Chunk chunk                # that is being read
     cdef object filter
     cdef bint prefetches            # a message is decoded before it is known whether to return it

@@ -59,8 +59,7 @@ cdef class MessageCursor:
     :param session: has `on_chunk_consumed`, called after the last message of a chunk;
         `on_progress`, called when messages up to the offset passed to `notify_at` are finished;
         `on_replaced`, called when a chunk belongs to a new stream of the same name, which raises
-        the error; `on_probed`, called when `probe` has received its chunk, to subscribe again; and
-        `on_end`, called when a chunk is not delivered because it follows `until`.
+        the error; and `on_end`, called when a chunk is not delivered because it follows `until`.
     :param decoder: decodes the messages.
     :param filter: selects the messages to return; None for all.
     :param wake: called when a chunk enters the empty queue.
@@ -93,18 +92,16 @@ cdef class MessageCursor:
         self.turn = Turn(INFINITY) if turn is None else turn
         self.yield_after = yield_after
 
-    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1, probe=None):
+    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
         """Drop all chunks, and continue with those that the broker sends for a new subscription.
 
         :param skip_before: drop messages with an offset below this one.
         :param skip_through_chunk: drop chunks up to the one with this id; -1 for none.
-        :param probe: called with the first chunk; neither it nor later chunks are read.
         """
         self._drop_chunks(self.position)
         self.suspended = False
         self.skip_before = skip_before
         self.skip_through_chunk = skip_through_chunk
-        self.probe = probe
 
     def drop(self):
         """Drop all messages that were not returned; return the number of dropped chunks (int).
@@ -249,12 +246,6 @@ cdef class MessageCursor:
                 self._drop_chunks(None)
                 return False
             chunk = self.queue.chunks.popleft()
-            if self.probe is not None:
-                probe = self.probe
-                self.resume()
-                probe(chunk)
-                self.session.on_probed()
-                return False
             if self.last_chunk._has_read(chunk):
                 self._leave(chunk, False)
                 continue

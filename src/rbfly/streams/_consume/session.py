@@ -37,7 +37,7 @@ from .._arguments import check_member_start, check_until
 from .._group.handover import Group
 from .._group.member import Member
 from .._offsets.gaps import GapCheck
-from .._offsets.last_messages import chunk_ids
+from .._offsets.last_messages import chunk_ids, start_before
 from .._offsets.queries import (
     check_identity,
     counted,
@@ -132,9 +132,7 @@ class SubscriptionSession(Owner):
         self._wanted_end = until
         self._until: Until | None = None
         if until is not None:
-            self._until = Until(
-                until, cluster, self.registration, self._start, self.cursor, waiter.end
-            )
+            self._until = Until(until, cluster, self.registration, self.cursor, waiter.end)
         self._tracker: Tracker | None = None
         if tracking is not None and not tracking.manual:
             self._tracker = Tracker(tracking, stream, self.cursor, self.write)
@@ -229,6 +227,11 @@ class SubscriptionSession(Owner):
                 raise StreamConnectionError(
                     f'the replica of stream {self.stream!r} on this node lags behind'
                 )
+            moved_end = start.moved_end(cursor)
+            if moved_end is not None:
+                start.resolve_at(
+                    await start_before(self._cluster, self.stream, start.offset, moved_end)
+                )
         if wanted is not None and cursor.position is None:
             end = await end_before(self._cluster, self.stream, wanted, committed)
         # Nothing is awaited from here on: the program may have read on until now.
@@ -236,8 +239,6 @@ class SubscriptionSession(Owner):
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
         connection.set_subscription(id, cursor.queue)
-        if start.is_probe:
-            return commands.Subscribe(id, self.stream, offset, 1, {})
         return commands.Subscribe(id, self.stream, offset, self._credit, properties)
 
     async def ask(self, source: OffsetSource) -> Offset:
@@ -358,10 +359,6 @@ class SubscriptionSession(Owner):
     def wake(self) -> None:
         """Wake the task that waits for a message."""
         self._waiter.wake()
-
-    def on_probed(self) -> None:
-        """Subscribe where the first chunk has shown that the subscription starts."""
-        self.registration.reset()
 
     def _start_over(self) -> None:
         """The stream was deleted: start over at the beginning of a new one with its name."""

@@ -14,7 +14,6 @@ from ...protocol import commands
 from ...protocol._cursor import MessageCursor
 from ...protocol.end import End
 from ...protocol.offset import Offset
-from ...protocol.start import Start
 from .._offsets.queries import leader_stats
 
 
@@ -35,14 +34,12 @@ class Until:
         until: Literal['now'] | Offset,
         cluster: Cluster,
         registration: Registration,
-        start: Start,
         cursor: MessageCursor,
         on_end: Callable[[], None],
     ) -> None:
         self.is_complete: bool = False
         self._cluster = cluster
         self._registration = registration
-        self._start = start
         self._cursor = cursor
         self._on_end = on_end
         self._answer: asyncio.Future[bytes] | None = None  # None once a chunk has arrived
@@ -118,10 +115,7 @@ class Until:
             return
         self._answer = None
         try:
-            stats = connection.read(command, answer.result())
+            connection.read(command, answer.result())
         except RbFlyError:
             return  # the stream was deleted; the waiting task gets the error of the registration
-        last = self._end.last
-        if self._start.is_probe and (last is None or stats.get('last_chunk_id', -1) > last):
-            return  # the probe may wait for a chunk that is not committed
         self._on_end()

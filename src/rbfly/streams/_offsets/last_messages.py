@@ -55,6 +55,31 @@ async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | Non
         return await anext(chunks, None)
 
 
+async def start_before(cluster: Cluster, stream: str, offset: Offset, end: int) -> Offset | None:
+    """Return where `LAST` or a time was when a stream had fewer chunks; None for after the end.
+
+    :param end: id of the last chunk at that time; it may contain stored offsets.
+    :raises StreamConnectionError: the node does not have that chunk yet.
+    """
+    connection, _ = await cluster.leader(stream)
+    first, committed = await chunk_ids(connection, stream)
+    if committed is not None and committed < end:
+        raise StreamConnectionError(f'the leader of stream {stream!r} is not ready')
+    chunk = await chunk_at(cluster, stream, Offset.LAST)
+    if isinstance(offset.value, int | float):
+        if chunk is None or chunk.timestamp < round(offset.value * 1000):
+            return None
+        chunk = await chunk_at(cluster, stream, offset)
+        return None if chunk is None or chunk.offset > end else offset
+    back = 0
+    while chunk is not None and chunk.offset > end:  # look ever farther before the end
+        if end - back <= (first or 0):
+            return Offset.offset(0)
+        chunk = await chunk_at(cluster, stream, Offset.offset(end - back))
+        back = 2 * back + 1
+    return Offset.offset(0 if chunk is None else chunk.offset)
+
+
 async def last_messages(cluster: Cluster, stream: str, wanted: int) -> Offset:
     """Return an offset after which the stream has that many messages now, or all if it has fewer.
 
