@@ -13,7 +13,7 @@ from ...protocol.offset import Offset, OffsetSource, OffsetType
 from ...record import replace
 from .._arguments import check_choice, check_filter, check_member_start, check_starts
 from .._group.handover import Group
-from .._offsets.queries import GroupMember
+from .._offsets.store import OffsetStore
 from .._offsets.tracking import OffsetTracking
 from ..types import Commit, MessageFilter, OnDecodeError, OnGap
 from .session import ReadSettings, SubscriptionSession
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
 def plan(
     cluster: Cluster,
-    members: MutableSet[GroupMember],
+    members: MutableSet[OffsetStore],
     stream: str,
     is_super: bool,
     offset: Offsets | None,
@@ -53,7 +53,7 @@ def plan(
 ) -> Plan:
     """Check the arguments of `subscribe`.
 
-    :param members: the client's members of groups; refers to them weakly.
+    :param members: offset stores of the client's members of groups; refers to them weakly.
     """
     cluster.check_loop()
     check_stream(stream)
@@ -92,7 +92,7 @@ def plan(
     ) -> SubscriptionSession:
         session = SubscriptionSession(cluster, waiter, stream, offset, settings)
         if membership is not None:
-            members.add(session)
+            members.add(session.offsets)
         return session
 
     return Plan(offset, tracking, until is not None, waiter, new_session)

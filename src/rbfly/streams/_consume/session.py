@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from inspect import isawaitable
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from ...record import Record
 from .._arguments import check_member_start, check_until
 from .._group.handover import Group
 from .._group.member import Member
+from .._offsets.auto_commit import AutoCommit
 from .._offsets.gaps import GapCheck
 from .._offsets.last_messages import chunk_ids, start_before
 from .._offsets.queries import (
@@ -45,10 +46,10 @@ from .._offsets.queries import (
     leader_ends_before,
     stored_offset,
 )
-from .._offsets.tracking import OffsetTracking, Tracker
+from .._offsets.store import OffsetStore
+from .._offsets.tracking import OffsetTracking
 from .._waiting import WaitingTasks, is_foreign
 from ..types import MessageFilter, OnDecodeError, OnGap
-from .committing import Commits
 from .until import Until
 from .waiter import Source, Waiter
 from .watchdog import DeliveryWatchdog
@@ -77,7 +78,7 @@ class SubscriptionSession(Owner):
     :param waiter: wakes the task that waits for a message.
     :param offset: where the subscription starts, or an async function that returns it.
     :ivar cursor: returns the messages that have arrived.
-    :ivar commits: stores the offsets that the program commits.
+    :ivar offsets: stores offsets of the stream.
     """
 
     role = Role.CONSUME
@@ -112,7 +113,6 @@ class SubscriptionSession(Owner):
         self._waiter = waiter
         self._properties = {} if settings.filter is None else settings.filter.properties()
         self._start = Start(offset)
-        self._kept: int | None = None  # offset after the last message, if the cursor forgets it
         self._former: LastChunk | None = None  # of the stream that a former session has read
         self._gaps = GapCheck(
             stream,
@@ -133,17 +133,29 @@ class SubscriptionSession(Owner):
         self._until: Until | None = None
         if until is not None:
             self._until = Until(until, cluster, self.registration, self.cursor, waiter.end)
-        self._tracker: Tracker | None = None
+        self.offsets: OffsetStore = OffsetStore(
+            cluster,
+            self.registration,
+            self.cursor,
+            stream,
+            tracking,
+            None if group is None else group.name,
+        )
+        self._auto_commit: AutoCommit | None = None
         if tracking is not None and not tracking.manual:
-            self._tracker = Tracker(tracking, stream, self.cursor, self.write)
+            self._auto_commit = AutoCommit(cluster, tracking, stream, self.cursor, self.offsets)
         self._member: Member | None = None
         if group is not None:
             self._member = Member(
-                group, settings.super_stream, cluster, self, offset, self._gaps, self._tracker
+                group,
+                settings.super_stream,
+                cluster,
+                self,
+                offset,
+                self._gaps,
+                self.offsets,
+                self._auto_commit,
             )
-        self.commits: Commits = Commits(
-            cluster, self.registration, self.cursor, stream, tracking, self._member
-        )
         waiter.add(self)
 
     def __repr__(self) -> str:
@@ -171,26 +183,10 @@ class SubscriptionSession(Owner):
 
     # -- the group
 
-    def is_member_of(self, group: str, stream: str) -> bool:
-        """True if it has joined this group on this stream, and is not closed."""
-        member = self._member
-        if member is None or self.closed or not self.registration.declared:
-            return False
-        return (member.group.name, self.stream) == (group, stream)
-
     @property
     def is_revoking(self) -> bool:
         """True in `on_revoke` of this stream, and in the tasks that it has created."""
         return self._member is not None and self._member.is_revoking
-
-    @property
-    def may_store(self) -> bool:
-        """True if no other member of the group can be active."""
-        return self._member is not None and self._member.may_store
-
-    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
-        """Return a function that returns the connection on which to store an offset."""
-        return self.commits.connect(offset)
 
     # -- the registration
 
@@ -286,21 +282,16 @@ class SubscriptionSession(Owner):
         if not self._properties and connection is not None and connection.knows_optional:
             self._watchdog.start(is_time=is_time)
 
-    def on_leave(self) -> None:
-        self.commits.on_leave()
-
     def on_activity(self, *, active: bool) -> None:
         """The subscription has become the active member of its group, or is no longer."""
-        if self._tracker is not None:
-            self._tracker.on_lost()  # and counts again: the cursor has started over
         if active:
             self._watch(is_time=False)
         else:
             self._watchdog.stop()
 
     def on_lost(self, error: RbFlyError) -> None:
-        if self._tracker is not None:
-            self._tracker.on_lost()
+        if self._auto_commit is not None:
+            self._auto_commit.on_lost()
         if not self.closed:
             if not can_retry(error, declared=True):
                 self._error = copy_error(error)
@@ -312,8 +303,8 @@ class SubscriptionSession(Owner):
         self._opening.wake()
 
     def on_disconnect(self) -> None:
-        if self._tracker is not None:
-            self._tracker.store(last=True)
+        if self._auto_commit is not None:
+            self._auto_commit.store(last=True)
 
     # -- the cursor
 
@@ -336,8 +327,8 @@ class SubscriptionSession(Owner):
 
     def on_progress(self) -> None:
         """Store the offset: the program has finished enough messages."""
-        if self._tracker is not None:
-            self._tracker.on_progress()
+        if self._auto_commit is not None:
+            self._auto_commit.on_progress()
 
     def on_replaced(self) -> None:
         """Start over, and raise the error: the stream was deleted and created again."""
@@ -363,7 +354,7 @@ class SubscriptionSession(Owner):
     def _start_over(self) -> None:
         """The stream was deleted: start over at the beginning of a new one with its name."""
         opened = self.registration.declared or self._former is not None
-        self._former = self._kept = None
+        self._former = None
         self._start.start_over(opened)
         self.registration.reset()
         self.cursor.start_over()
@@ -373,9 +364,9 @@ class SubscriptionSession(Owner):
             self._until.start_over()
         if self._member is not None and opened:
             self._member.start_over()
-        if self._tracker is not None:
-            self._tracker.on_lost()  # the stored offset was deleted with the stream
-        self.commits.start_over()
+        if self._auto_commit is not None:
+            self._auto_commit.on_lost()  # the stored offset was deleted with the stream
+        self.offsets.start_over()
 
     @property
     def identity(self) -> LastChunk:
@@ -388,12 +379,7 @@ class SubscriptionSession(Owner):
     @property
     def position(self) -> int | None:
         """Offset after the last message received; None before the first."""
-        found = self.cursor.delivered
-        return self._kept if found is None else found
-
-    def keep_position(self) -> None:
-        """Keep the position, for a program that still works on its last messages."""
-        self._kept = self.position
+        return self.offsets.position
 
     def succeed(self, position: int | None, identity: LastChunk | None) -> None:
         """Read the stream of a former session.
@@ -401,7 +387,7 @@ class SubscriptionSession(Owner):
         :param position: of that session.
         :param identity: of that session; None if the stream was deleted.
         """
-        self._kept = position
+        self.offsets.keep_position(position)
         self._former = LastChunk() if identity is None else identity
         if identity is None:
             self._start_over()
@@ -409,25 +395,6 @@ class SubscriptionSession(Owner):
             self._member.resume(identity)
         elif position is not None and self._start.source is None:
             self._start = Start(Offset.offset(position))
-
-    def write(self, frame: bytes, last: bool) -> bool:
-        """Write a frame that stores an offset; return false if this is not possible now.
-
-        It is not without a connection, while the stream may be a new one with the same name, or
-        while another member of the group is active.
-
-        :param last: write it even if the connection is paused.
-        """
-        connection = self.registration.connection
-        if connection is None or not connection.is_open or self.cursor.last_chunk.unverified:
-            return False
-        if connection.paused and not last:
-            return False
-        if self._member is not None and not self._member.may_store:
-            return False
-        connection.write(frame)
-        connection.require_answer()
-        return True
 
     # -- the waiting task
 
@@ -476,8 +443,8 @@ class SubscriptionSession(Owner):
                 raise self._error
             finally:
                 self._error = None
-        if self._tracker is not None:
-            self._tracker.start()
+        if self._auto_commit is not None:
+            self._auto_commit.start()
         if self.cursor.position != self._position:
             self.registration.end_outage()
         self.registration.ensure_open()
@@ -499,7 +466,7 @@ class SubscriptionSession(Owner):
         self._asked = self._asked or asyncio.Event()
         self.cursor.drop()
         # A declaration in progress, or another activity of a member, would deliver messages.
-        is_idle = self._member is not None and not self._member.may_store
+        is_idle = not self.offsets.may_store
         if is_idle or not self.registration.is_open:
             self.registration.reset()
         self._waiter.end()
@@ -571,10 +538,9 @@ class SubscriptionSession(Owner):
                 if self._member is not None:
                     await self._member.revoke()
                     connection = registration.connection
-                if self._tracker is not None:
-                    in_group = self._member is not None
-                    verify = self._waiter.ended or in_group
-                    await self._tracker.close(cluster, connection, verify=verify, in_group=in_group)
+                if self._auto_commit is not None:
+                    verify = self._waiter.ended or self.offsets.in_group
+                    await self._auto_commit.close(connection, verify=verify)
             finally:
                 connection = registration.connection
                 answer = registration.reset()
@@ -596,9 +562,9 @@ class SubscriptionSession(Owner):
         self.cursor.close()
         if self._member is not None:
             self._member.close()
-        if self._tracker is not None:
-            self._tracker.stop()
-        self._tracker = self._member = None
+        if self._auto_commit is not None:
+            self._auto_commit.stop()
+        self._auto_commit = self._member = None
 
     def release(self) -> None:
         """Close the subscription without waiting: the program has dropped its last reference.
@@ -626,7 +592,7 @@ class SubscriptionSession(Owner):
         try:
             if loop is not None and not loop.is_closed():
                 self._end_waiting()
-                if self._tracker is not None:
-                    self._tracker.abort(self._cluster)
+                if self._auto_commit is not None:
+                    self._auto_commit.abort()
         finally:
             self._end()

@@ -272,7 +272,7 @@ class Subscription(BaseSubscription[Body]):
         :raises ProtocolError: the broker refused the request.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        await self._session.commits.commit(offset)
+        await self._session.offsets.commit(offset)
 
 
 Subscriber = Subscription  # the name in RbFly 0.10

@@ -4,17 +4,19 @@ Of the members of a group that read a stream, the broker makes one active.  It s
 a ConsumerUpdate, and waits for the answer: the offset at which the active member starts; or the
 sign that a member that is no longer active has stored its offset, so that the next one may start.
 
-The activity of a member changes in these ways::
+The activity of a member changes only in these ways (:data:`TRANSITIONS`)::
 
-    STANDBY -> STARTING -> ACTIVE -> LEAVING -> STANDBY
-    any -> STANDBY: the member has left its connection
+    STANDBY -> STARTING
+    STARTING -> ACTIVE, STANDBY
+    ACTIVE -> LEAVING, STANDBY
+    LEAVING -> STANDBY
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -36,6 +38,7 @@ from ...protocol._cursor import MessageCursor
 from ...protocol._identity import LastChunk
 from ...protocol.offset import OFFSET_MAX, Offset, OffsetSource, OffsetType
 from ...protocol.start import BY_END
+from .._offsets.auto_commit import AutoCommit
 from .._offsets.gaps import GapCheck
 from .._offsets.last_messages import chunk_ids
 from .._offsets.queries import (
@@ -46,7 +49,7 @@ from .._offsets.queries import (
     resolve,
     stored_offset,
 )
-from .._offsets.tracking import Tracker
+from .._offsets.store import OffsetStore
 from .._waiting import WaitingTasks
 from .handover import Group, Revocation
 from .stranded import StrandedCheck
@@ -63,6 +66,14 @@ class Activity(Enum):
     STARTING = 'starting'  # determines the offset at which it starts
     ACTIVE = 'active'
     LEAVING = 'leaving'  # finishes the messages that the program has received
+
+
+TRANSITIONS: Mapping[Activity, Sequence[Activity]] = {
+    Activity.STANDBY: [Activity.STARTING],
+    Activity.STARTING: [Activity.ACTIVE, Activity.STANDBY],
+    Activity.ACTIVE: [Activity.LEAVING, Activity.STANDBY],
+    Activity.LEAVING: [Activity.STANDBY],
+}
 
 
 class Session(Protocol):
@@ -84,14 +95,8 @@ class Session(Protocol):
     def ask(self, source: OffsetSource) -> Coroutine[Any, Any, Offset]:
         """Return the offset that the program keeps."""
 
-    def keep_position(self) -> None:
-        """Keep the offset after the last message received: the cursor forgets it."""
-
     def drop_queue(self) -> None:
         """Drop the messages that the program has not received, and return their credit."""
-
-    def on_leave(self) -> None:
-        """The member is about to stand by, and to forget what it has delivered."""
 
     def on_activity(self, *, active: bool) -> None:
         """The member has become active, or is no longer."""
@@ -109,8 +114,8 @@ class Member:
     :param super_stream: name of the super stream whose partitions the group reads; None for none.
     :param offset: where to start if no offset is stored under the group's name; or an async
         function that returns where to start each time the member becomes active.
-    :ivar term: how many times the member has become active.
-    :param tracker: stores offsets; None if the program does, or nobody.
+    :param offsets: stores offsets while the member is active.
+    :param auto_commit: does so by itself; None if the program does, or nobody.
     """
 
     def __init__(
@@ -121,11 +126,11 @@ class Member:
         session: Session,
         offset: Offset | OffsetSource,
         gaps: GapCheck,
-        tracker: Tracker | None,
+        offsets: OffsetStore,
+        auto_commit: AutoCommit | None,
     ) -> None:
         self.group = group
         self.activity: Activity = Activity.STANDBY
-        self.term: int = 0
         self.properties: dict[str, str] = {'single-active-consumer': 'true', 'name': group.name}
         if super_stream is not None:
             self.properties['super-stream'] = super_stream
@@ -133,7 +138,8 @@ class Member:
         self._session: Session = session
         self._stream = session.stream
         self._gaps = gaps
-        self._tracker = tracker
+        self._offsets = offsets
+        self._auto_commit = auto_commit
         self._source = None if isinstance(offset, Offset) else offset
         self._offset = offset if isinstance(offset, Offset) else Offset.FIRST
         if self._offset.type == OffsetType.REFERENCE:  # the group's own
@@ -161,10 +167,10 @@ class Member:
         """True if the broker delivers messages to this member."""
         return self.activity is Activity.ACTIVE
 
-    @property
-    def may_store(self) -> bool:
-        """True if no other member can be active: an offset may be stored."""
-        return self.activity in (Activity.ACTIVE, Activity.LEAVING)
+    def _enter(self, activity: Activity) -> None:
+        before, self.activity = self.activity, activity
+        if activity not in TRANSITIONS[before]:
+            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {activity.name}')
 
     # -- what the subscription calls
 
@@ -233,7 +239,7 @@ class Member:
         :raises CallbackError: it has raised an error.
         :raises OffsetNotStored: it has not ended within `handover_timeout`, or was cancelled.
         """
-        if not self.may_store:
+        if not self._offsets.may_store:
             return
         timeout = self.group.handover_timeout
         try:
@@ -247,7 +253,7 @@ class Member:
 
     def close(self) -> None:
         """Drop the references that form cycles: the subscription is closed."""
-        self._stranded = self._tracker = None
+        self._stranded = self._auto_commit = None
         del self._session
 
     def on_arrival(self) -> None:
@@ -284,7 +290,7 @@ class Member:
             return
         if self.activity is Activity.ACTIVE:
             self._session.drop_queue()
-            self.activity = Activity.LEAVING
+            self._enter(Activity.LEAVING)
         self._has_dropped = False
         if active:
             self._begin(self._activate())
@@ -328,7 +334,8 @@ class Member:
         try:
             if self.activity is Activity.LEAVING:
                 await self._leave()
-            self.activity = Activity.STARTING
+            if self.activity is not Activity.STARTING:  # after an update that was repeated
+                self._enter(Activity.STARTING)
             left = self._leave_by + 2 * STORE_TIMEOUT - asyncio.get_running_loop().time()
             limit = min(max(left, 0.1), self.group.handover_timeout)
             async with cluster.deadline(limit) as deadline:
@@ -345,8 +352,8 @@ class Member:
             session.registration.ensure_open()
             return
         session.cursor.resume(start)
-        self.activity = Activity.ACTIVE
-        self.term += 1
+        self._enter(Activity.ACTIVE)
+        self._offsets.begin_term()
         self._has_handed_over = False
         self._answer(start)
         session.on_activity(active=True)
@@ -454,15 +461,15 @@ class Member:
 
     async def _store(self) -> None:
         """Store the offset of the last finished message, and wait until the broker has it."""
-        tracker, connection = self._tracker, self._connection
-        if tracker is None or connection is None:
+        auto_commit, connection = self._auto_commit, self._connection
+        if auto_commit is None or connection is None:
             return
         for delay in backoff():
-            tracker.store(last=True)
+            auto_commit.store(last=True)
             try:
-                await tracker.verify(connection)
+                await auto_commit.verify(connection)
             except OffsetNotStored:  # the stream has another leader
-                tracker.on_lost()
+                auto_commit.on_lost()
                 await asyncio.sleep(delay)
             else:
                 return
@@ -475,14 +482,15 @@ class Member:
 
     def _stand_by(self) -> None:
         """Deliver nothing, and store no offset."""
-        session, was_active = self._session, self.may_store
+        was_active = self._offsets.may_store
         if was_active:
-            session.on_leave()
-        self.activity = Activity.STANDBY
+            self._offsets.end_term()
+        if self.activity is not Activity.STANDBY:
+            self._enter(Activity.STANDBY)
         self._revocation.reset()
         self._forget()
         if was_active:
-            session.on_activity(active=False)
+            self._session.on_activity(active=False)
             prefix = self._cluster.settings.log_prefix
             logger.info('%sthe %r is no longer active', prefix, self)
             self._notify(Observer.on_deactivated, not self._has_handed_over)
@@ -493,6 +501,8 @@ class Member:
         self._known = self.identity
         if cursor.delivered is not None:
             self._is_new = False
-            self._session.keep_position()
+            self._offsets.keep_position(cursor.delivered)
         cursor.start_over()
         cursor.drop()
+        if self._auto_commit is not None:
+            self._auto_commit.on_lost()  # and counts again

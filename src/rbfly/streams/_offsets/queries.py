@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol, overload
-from weakref import WeakSet
+from collections.abc import Awaitable, Callable, MutableSet
+from typing import TYPE_CHECKING, Any, overload
 
 from ...amqp._message import last_offset
 from ...checks import check_integer, check_stream, check_type
@@ -33,29 +32,11 @@ else:
     counting = Later('rbfly.streams._offsets.last_messages')
 
 
-class GroupMember(Protocol):
-    """A subscription that is a member of a group."""
-
-    def is_member_of(self, group: str, stream: str) -> bool:
-        """True if it has joined this group on this stream, and is not closed."""
-
-    @property
-    def may_store(self) -> bool:
-        """True if no other member can be active."""
-
-    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
-        """Return a function that returns the connection on which to store an offset.
-
-        That function raises :class:`.OffsetNotStored` unless the member has been active since this
-        call.
-        """
-
-
 class OffsetMethods:
     """The methods of a client that concern offsets."""
 
     _cluster: Cluster
-    _members: WeakSet[GroupMember]  # of groups
+    _members: MutableSet[Any]  # offset stores of members of groups
 
     @repeated
     async def write_offset(
@@ -93,9 +74,9 @@ class OffsetMethods:
         if value is None:
             value = last_offset(stream)
         connect: Callable[[], Awaitable[Connection]] = self._cluster.locator
-        members = [item for item in self._members if item.is_member_of(reference, stream)]
+        members = [store for store in self._members if store.is_of_member(reference, stream)]
         if members:  # another member may be active, and have stored a later offset
-            connect = max(members, key=lambda item: item.may_store).connect(value)
+            connect = max(members, key=lambda store: store.may_store).connect_later(value)
         if wait:
             await store_offset(self._cluster, connect, stream, reference, value)
             return

@@ -392,15 +392,15 @@ class MergedSession:
         manual_tracking(self._plan.tracking, self)  # also before the partitions are known
         sessions = self.sessions
         if offsets is None:
-            await self._all({name: item.commits.commit(None) for name, item in sessions.items()})
+            await self._all({name: item.offsets.commit(None) for name, item in sessions.items()})
             return
         check_type('offsets', offsets, Mapping, None)
         for name, offset in offsets.items():
             if name not in sessions:
                 raise ArgumentError(f'{self!r} does not read a partition {name!r}')
-            sessions[name].commits.check(offset)
+            sessions[name].offsets.check(offset)
         await self._all(
-            {name: sessions[name].commits.commit(offset) for name, offset in offsets.items()}
+            {name: sessions[name].offsets.commit(offset) for name, offset in offsets.items()}
         )
 
     # -- ending
