@@ -534,7 +534,7 @@ async def test_bug_while_handing_over_reaches_the_program(
     async with client.subscribe('orders', **OPTIONS) as messages:
         assert await take(messages, 10) == [*range(10)]
         member = member_of(messages)
-        monkeypatch.setattr(member._auto_commit, 'verify', fail)
+        monkeypatch.setattr(member._offsets, 'verify', fail)
         waiting = asyncio.ensure_future(anext(messages))
         await asyncio.sleep(0)
         member._on_update(100, False)

@@ -30,13 +30,12 @@ class LastMessage:
 class MessageCursor:
     queue: Final[ChunkQueue]
     stream: Final[str | None]
-    super_stream: str | None
+    super_stream: Final[str | None]
     last: Final[LastMessage]
     last_chunk: Final[LastChunk]
     skip_before: Final[int]
     skip_through_chunk: Final[int]
     turn: Final[Turn]
-    until: _End | None
     must_yield: Final[bool]
     has_messages: Final[bool]
     position: Final[int | None]
@@ -53,9 +52,11 @@ class MessageCursor:
         turn: Turn | None = None,
         yield_after: int = ...,
         stream: str | None = None,
+        super_stream: str | None = None,
+        until: _End | None = None,
+        queue_limit: int = ...,
     ) -> None: ...
     def close(self) -> None: ...
-    def on_yield(self) -> None: ...
     def join(self, limit: int, now: float) -> float | None: ...
     def resume(self, skip_before: int = 0, skip_through_chunk: int = -1) -> None: ...
     def drop(self) -> int: ...

@@ -1,11 +1,20 @@
-"""Declares a subscription, resumes it after a reconnect, and closes it."""
+"""Declares a subscription, resumes it after a reconnect, and closes it.
+
+The state of a subscription changes only in these ways (:data:`TRANSITIONS`)::
+
+    READING -> STOPPING, RELEASED, CLOSING, CLOSED
+    STOPPING -> RELEASED, CLOSING, CLOSED
+    RELEASED -> CLOSED
+    CLOSING -> CLOSED
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableSet, Sequence
+from enum import Enum
 from inspect import isawaitable
-from typing import Any, Literal
+from typing import Any
 
 from ...checks import check_type
 from ...error import (
@@ -22,7 +31,7 @@ from ...error import (
 )
 from ...net.cluster import Cluster
 from ...net.connection import Connection
-from ...net.observer import Life, Role
+from ...net.observer import Role
 from ...net.registration import Owner, Registration
 from ...net.retry import can_retry
 from ...protocol import commands
@@ -30,13 +39,11 @@ from ...protocol._chunk import Chunk
 from ...protocol._cursor import MessageCursor
 from ...protocol._decoder import Decoder
 from ...protocol._identity import LastChunk
+from ...protocol.end import End
 from ...protocol.offset import Offset, OffsetSource, OffsetType
 from ...protocol.start import Start
-from ...record import Record
 from .._arguments import check_member_start, check_until
-from .._group.handover import Group
 from .._group.member import Member
-from .._offsets.auto_commit import AutoCommit
 from .._offsets.gaps import GapCheck
 from .._offsets.last_messages import chunk_ids, start_before
 from .._offsets.queries import (
@@ -47,26 +54,35 @@ from .._offsets.queries import (
     stored_offset,
 )
 from .._offsets.store import OffsetStore
-from .._offsets.tracking import OffsetTracking
 from .._waiting import WaitingTasks, is_foreign
-from ..types import MessageFilter, OnDecodeError, OnGap
+from .options import ReadSettings
 from .until import Until
 from .waiter import Source, Waiter
 from .watchdog import DeliveryWatchdog
 
 
-class ReadSettings(Record):
-    """Settings of a subscription, named as the arguments of :meth:`StreamsClient.subscribe`."""
+class SessionState(Enum):
+    """What a subscription does."""
 
-    filter: MessageFilter | None
-    amqp: bool
-    on_decode_error: OnDecodeError
-    initial_credit: int
-    tracking: OffsetTracking | None
-    on_gap: OnGap
-    until: Literal['now'] | Offset | None
-    group: Group | None
-    super_stream: str | None
+    READING = 'reading'
+    STOPPING = 'stopping'  # the program finishes its last messages
+    RELEASED = 'released'  # the program has dropped its last reference
+    CLOSING = 'closing'
+    CLOSED = 'closed'
+
+
+TRANSITIONS: Mapping[SessionState, Sequence[SessionState]] = {
+    SessionState.READING: [
+        SessionState.STOPPING,
+        SessionState.RELEASED,
+        SessionState.CLOSING,
+        SessionState.CLOSED,
+    ],
+    SessionState.STOPPING: [SessionState.RELEASED, SessionState.CLOSING, SessionState.CLOSED],
+    SessionState.RELEASED: [SessionState.CLOSED],
+    SessionState.CLOSING: [SessionState.CLOSED],
+    SessionState.CLOSED: [],
+}
 
 
 class SubscriptionSession(Owner):
@@ -75,6 +91,7 @@ class SubscriptionSession(Owner):
     It opens the registration when a task waits and every message has been delivered.  A task that
     stops waiting neither stops the opening nor changes where the subscription resumes.
 
+    :param members: offset stores of the client's members of groups; refers to them weakly.
     :param waiter: wakes the task that waits for a message.
     :param offset: where the subscription starts, or an async function that returns it.
     :ivar cursor: returns the messages that have arrived.
@@ -88,6 +105,7 @@ class SubscriptionSession(Owner):
     def __init__(
         self,
         cluster: Cluster,
+        members: MutableSet[OffsetStore],
         waiter: Waiter,
         stream: str,
         offset: Offset | OffsetSource,
@@ -97,83 +115,71 @@ class SubscriptionSession(Owner):
         tracking, group = settings.tracking, settings.group
         decoder = Decoder(settings.amqp, settings.on_decode_error)
         self.stream = stream
-        self._released = False
+        self.state: SessionState = SessionState.READING
+        end = None if until is None else End(until)
         self.cursor: MessageCursor = MessageCursor(
             self,
             decoder,
             settings.filter,
-            waiter.wake if until is None and group is None else self._on_arrival,
+            waiter.wake if end is None and group is None else self._on_arrival,
             waiter.turn,
             credit // 2 + 1,  # the broker continues with more than half of it
             stream,
+            settings.super_stream,
+            end,
+            2 * credit,  # RabbitMQ never exceeds the credit itself
         )
-        self.cursor.queue.limit = 2 * credit  # RabbitMQ never exceeds the credit itself
         self.registration: Registration = Registration(cluster, self)
         self._cluster = cluster
         self._waiter = waiter
         self._properties = {} if settings.filter is None else settings.filter.properties()
         self._start = Start(offset)
         self._former: LastChunk | None = None  # of the stream that a former session has read
-        self._gaps = GapCheck(
-            stream,
-            settings.on_gap,
-            settings.filter is not None,
-            cluster.observers,
-            cluster.settings.log_prefix,
-        )
+        self._gaps = GapCheck(cluster, stream, settings.on_gap, settings.filter is not None)
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
         self._opening = WaitingTasks()  # in `open`
-        self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
+        self._finishing = WaitingTasks()  # in `wait_asked`
         self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(
             stream, self.cursor, self.registration, waiter, in_group=group is not None
         )
         self._wanted_end = until
         self._until: Until | None = None
-        if until is not None:
-            self._until = Until(until, cluster, self.registration, self.cursor, waiter.end)
+        if end is not None:
+            self._until = Until(end, self.registration, self.cursor, waiter.end)
         self.offsets: OffsetStore = OffsetStore(
-            cluster,
-            self.registration,
-            self.cursor,
-            stream,
-            tracking,
-            None if group is None else group.name,
+            self.registration, self.cursor, stream, tracking, None if group is None else group.name
         )
-        self._auto_commit: AutoCommit | None = None
-        if tracking is not None and not tracking.manual:
-            self._auto_commit = AutoCommit(cluster, tracking, stream, self.cursor, self.offsets)
         self._member: Member | None = None
         if group is not None:
+            members.add(self.offsets)
             self._member = Member(
-                group,
-                settings.super_stream,
-                cluster,
-                self,
-                offset,
-                self._gaps,
-                self.offsets,
-                self._auto_commit,
+                group, settings.super_stream, self, offset, self._gaps, self.offsets
             )
-        waiter.add(self)
+        waiter.attach(self)
 
     def __repr__(self) -> str:
         return f'subscription of stream {self.stream!r}'
 
+    def _enter(self, state: SessionState) -> None:
+        before, self.state = self.state, state
+        if state not in TRANSITIONS[before]:  # no assert statement: also in optimized mode
+            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {state.name}')
+
     @property
     def closed(self) -> bool:
         """True if the program receives no more messages."""
-        return self._released or self.registration.life is not Life.ACTIVE
+        return self.state not in (SessionState.READING, SessionState.STOPPING)
 
     @property
     def ended(self) -> bool:
-        """The same, also after `stop`, while the program finishes its last message."""
-        return self.closed or self._asked is not None
+        """Like `closed`, but already true after `stop`."""
+        return self.state is not SessionState.READING
 
     @property
     def failed(self) -> bool:
-        """True if an error waits for the next task that waits."""
+        """True if an error is pending."""
         return self._error is not None
 
     @property
@@ -240,15 +246,15 @@ class SubscriptionSession(Owner):
     async def ask(self, source: OffsetSource) -> Offset:
         """Return the offset that the program keeps."""
         try:
-            found = source(self.stream)
-            if isawaitable(found):
-                offset = await found
+            result = source(self.stream)
+            if isawaitable(result):
+                offset = await result
         except BaseException as ex:
             if is_foreign(ex):
                 raise
             where = f'the function given as offset=, for stream {self.stream!r}'
             raise CallbackError(of_callback(ex, where)) from None
-        if not isawaitable(found):
+        if not isawaitable(result):
             raise ArgumentTypeError(
                 f'offset must be an Offset or an async function; {source!r} is not async'
             )
@@ -290,8 +296,7 @@ class SubscriptionSession(Owner):
             self._watchdog.stop()
 
     def on_lost(self, error: RbFlyError) -> None:
-        if self._auto_commit is not None:
-            self._auto_commit.on_lost()
+        self.offsets.on_lost()
         if not self.closed:
             if not can_retry(error, declared=True):
                 self._error = copy_error(error)
@@ -303,8 +308,7 @@ class SubscriptionSession(Owner):
         self._opening.wake()
 
     def on_disconnect(self) -> None:
-        if self._auto_commit is not None:
-            self._auto_commit.store(last=True)
+        self.offsets.store(last=True)
 
     # -- the cursor
 
@@ -327,8 +331,7 @@ class SubscriptionSession(Owner):
 
     def on_progress(self) -> None:
         """Store the offset: the program has finished enough messages."""
-        if self._auto_commit is not None:
-            self._auto_commit.on_progress()
+        self.offsets.on_progress()
 
     def on_replaced(self) -> None:
         """Start over, and raise the error: the stream was deleted and created again."""
@@ -364,8 +367,7 @@ class SubscriptionSession(Owner):
             self._until.start_over()
         if self._member is not None and opened:
             self._member.start_over()
-        if self._auto_commit is not None:
-            self._auto_commit.on_lost()  # the stored offset was deleted with the stream
+        self.offsets.on_lost()  # the stored offset was deleted with the stream
         self.offsets.start_over()
 
     @property
@@ -443,8 +445,7 @@ class SubscriptionSession(Owner):
                 raise self._error
             finally:
                 self._error = None
-        if self._auto_commit is not None:
-            self._auto_commit.start()
+        self.offsets.start()
         if self.cursor.position != self._position:
             self.registration.end_outage()
         self.registration.ensure_open()
@@ -463,7 +464,8 @@ class SubscriptionSession(Owner):
         self._cluster.check_loop()
         if self.closed:
             return
-        self._asked = self._asked or asyncio.Event()
+        if self.state is SessionState.READING:
+            self._enter(SessionState.STOPPING)
         self.cursor.drop()
         # A declaration in progress, or another activity of a member, would deliver messages.
         is_idle = not self.offsets.may_store
@@ -475,8 +477,6 @@ class SubscriptionSession(Owner):
     async def finish(self) -> None:
         """Close the subscription: the program asks for a message after the last one."""
         self.cursor.mark_consumed()
-        if self._asked is not None:
-            self._asked.set()
         await self.close(wait=True)
 
     async def wait_asked(self, reader: asyncio.Task[Any] | None) -> None:
@@ -485,20 +485,19 @@ class SubscriptionSession(Owner):
         The wait ends when the task asks for the next message or ends, when another task closes the
         subscription, or after the client's `close_timeout`.
         """
-        cursor, asked = self.cursor, self._asked
-        if asked is None or self.closed or cursor.unfinished == cursor.position:
+        cursor = self.cursor
+        if self.state is not SessionState.STOPPING or cursor.unfinished == cursor.position:
             return
-        if reader in (None, asyncio.current_task()):
+        if reader is None or reader is asyncio.current_task():
             return
-        assert reader is not None
 
         def on_done(_: object) -> None:
-            asked.set()
+            self._finishing.wake()
 
         reader.add_done_callback(on_done)
         try:
             async with self._cluster.closing.limit():
-                await asked.wait()
+                await self._finishing.wait()
         except TimeoutError:
             pass
         finally:
@@ -514,7 +513,7 @@ class SubscriptionSession(Owner):
         :raises CallbackError: `on_revoke` has raised an error.
         """
         registration = self.registration
-        if registration.life is Life.CLOSED:
+        if self.state is SessionState.CLOSED:
             return
         self._cluster.check_loop()
         if not wait:
@@ -529,6 +528,7 @@ class SubscriptionSession(Owner):
             if not self.is_revoking:  # `on_revoke` calls `close`, which waits for it
                 await registration.wait_closed()
             return
+        self._enter(SessionState.CLOSING)
         registration.begin_close()
         try:
             self._end_waiting()
@@ -538,9 +538,8 @@ class SubscriptionSession(Owner):
                 if self._member is not None:
                     await self._member.revoke()
                     connection = registration.connection
-                if self._auto_commit is not None:
-                    verify = self._waiter.ended or self.offsets.in_group
-                    await self._auto_commit.close(connection, verify=verify)
+                verify = self._waiter.ended or self.offsets.in_group
+                await self.offsets.close(connection, verify=verify)
             finally:
                 connection = registration.connection
                 answer = registration.reset()
@@ -550,21 +549,20 @@ class SubscriptionSession(Owner):
             self._end()
 
     def _end_waiting(self) -> None:
-        self._waiter.remove(self)
+        self._waiter.detach()
         self._waiter.wake()
         self._opening.wake()
-        if self._asked is not None:
-            self._asked.set()
+        self._finishing.wake()
 
     def _end(self) -> None:
-        self._waiter.remove(self)
+        self._enter(SessionState.CLOSED)
+        self._waiter.detach()
         self.registration.close()
         self.cursor.close()
         if self._member is not None:
             self._member.close()
-        if self._auto_commit is not None:
-            self._auto_commit.stop()
-        self._auto_commit = self._member = None
+        self.offsets.stop()
+        self._member = None
 
     def release(self) -> None:
         """Close the subscription without waiting: the program has dropped its last reference.
@@ -574,7 +572,7 @@ class SubscriptionSession(Owner):
         """
         if self.closed:
             return
-        self._released = True
+        self._enter(SessionState.RELEASED)
         loop = self._cluster.loop
         if loop is None or loop.is_closed():
             self.abort()
@@ -586,13 +584,12 @@ class SubscriptionSession(Owner):
 
         Stores the offset of the last finished message if there is a connection.
         """
-        if self.registration.life is not Life.ACTIVE:
+        if self.state in (SessionState.CLOSING, SessionState.CLOSED):
             return
         loop = self._cluster.loop
         try:
             if loop is not None and not loop.is_closed():
                 self._end_waiting()
-                if self._auto_commit is not None:
-                    self._auto_commit.abort()
+                self.offsets.abort()
         finally:
             self._end()

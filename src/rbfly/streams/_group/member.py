@@ -28,7 +28,6 @@ from ...error import (
     SubscriptionError,
     about,
 )
-from ...net.cluster import Cluster
 from ...net.connection import Connection
 from ...net.observer import Observer
 from ...net.registration import Registration
@@ -38,7 +37,6 @@ from ...protocol._cursor import MessageCursor
 from ...protocol._identity import LastChunk
 from ...protocol.offset import OFFSET_MAX, Offset, OffsetSource, OffsetType
 from ...protocol.start import BY_END
-from .._offsets.auto_commit import AutoCommit
 from .._offsets.gaps import GapCheck
 from .._offsets.last_messages import chunk_ids
 from .._offsets.queries import (
@@ -50,7 +48,7 @@ from .._offsets.queries import (
     stored_offset,
 )
 from .._offsets.store import OffsetStore
-from .._waiting import WaitingTasks
+from .._waiting import WaitingTasks, cancel
 from .handover import Group, Revocation
 from .stranded import StrandedCheck
 
@@ -115,36 +113,32 @@ class Member:
     :param offset: where to start if no offset is stored under the group's name; or an async
         function that returns where to start each time the member becomes active.
     :param offsets: stores offsets while the member is active.
-    :param auto_commit: does so by itself; None if the program does, or nobody.
     """
 
     def __init__(
         self,
         group: Group,
         super_stream: str | None,
-        cluster: Cluster,
         session: Session,
         offset: Offset | OffsetSource,
         gaps: GapCheck,
         offsets: OffsetStore,
-        auto_commit: AutoCommit | None,
     ) -> None:
         self.group = group
         self.activity: Activity = Activity.STANDBY
         self.properties: dict[str, str] = {'single-active-consumer': 'true', 'name': group.name}
         if super_stream is not None:
             self.properties['super-stream'] = super_stream
-        self._cluster = cluster
+        self._cluster = session.registration.cluster
         self._session: Session = session
         self._stream = session.stream
         self._gaps = gaps
         self._offsets = offsets
-        self._auto_commit = auto_commit
         self._source = None if isinstance(offset, Offset) else offset
         self._offset = offset if isinstance(offset, Offset) else Offset.FIRST
         if self._offset.type == OffsetType.REFERENCE:  # the group's own
             self._offset = self._offset.default or Offset.FIRST
-        self._start: int | None = None  # the same as a number, from the first attempt on
+        self._start: int | None = None  # the offset as a number, once it was determined
         self._is_stored = False  # an offset was stored under the group's name
         self._known = LastChunk()  # identifies the stream while this member receives nothing
         self._is_new = False  # the stream: the program has received no message of it
@@ -253,7 +247,7 @@ class Member:
 
     def close(self) -> None:
         """Drop the references that form cycles: the subscription is closed."""
-        self._stranded = self._auto_commit = None
+        self._stranded = None
         del self._session
 
     def on_arrival(self) -> None:
@@ -281,7 +275,7 @@ class Member:
 
     def _on_update(self, correlation_id: int, active: bool) -> None:
         self._cancel()
-        if not self._unanswered:  # RabbitMQ 4.3 repeats itself
+        if not self._unanswered:  # RabbitMQ 4.3 may repeat the request
             self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
             self._is_late = False
         self._unanswered.append(correlation_id)
@@ -315,8 +309,7 @@ class Member:
 
     def _cancel(self) -> None:
         task, self._task = self._task, None
-        if task is not None and not task.get_loop().is_closed():
-            task.cancel()
+        cancel(task)
 
     def _answer(self, start: int | None = None) -> None:
         """Answer all updates; the start counts only for a member that becomes active."""
@@ -336,8 +329,8 @@ class Member:
                 await self._leave()
             if self.activity is not Activity.STARTING:  # after an update that was repeated
                 self._enter(Activity.STARTING)
-            left = self._leave_by + 2 * STORE_TIMEOUT - asyncio.get_running_loop().time()
-            limit = min(max(left, 0.1), self.group.handover_timeout)
+            remaining = self._leave_by + 2 * STORE_TIMEOUT - asyncio.get_running_loop().time()
+            limit = min(max(remaining, 0.1), self.group.handover_timeout)
             async with cluster.deadline(limit) as deadline:
                 deadline.progress.on_step(f'determining where the {self!r} starts')
                 start = await cluster.retry(deadline, self._find_start, OffsetNotStored)
@@ -347,7 +340,7 @@ class Member:
             return
         self._task = None
         if self._has_dropped:
-            # RabbitMQ 4.3 took a late answer for that to this update, and delivers from elsewhere.
+            # RabbitMQ 4.3 took the answer to an earlier update for the answer to this one.
             session.registration.reset()
             session.registration.ensure_open()
             return
@@ -461,15 +454,15 @@ class Member:
 
     async def _store(self) -> None:
         """Store the offset of the last finished message, and wait until the broker has it."""
-        auto_commit, connection = self._auto_commit, self._connection
-        if auto_commit is None or connection is None:
+        offsets, connection = self._offsets, self._connection
+        if connection is None:
             return
         for delay in backoff():
-            auto_commit.store(last=True)
+            offsets.store(last=True)
             try:
-                await auto_commit.verify(connection)
+                await offsets.verify(connection)
             except OffsetNotStored:  # the stream has another leader
-                auto_commit.on_lost()
+                offsets.on_lost()
                 await asyncio.sleep(delay)
             else:
                 return
@@ -504,5 +497,4 @@ class Member:
             self._offsets.keep_position(cursor.delivered)
         cursor.start_over()
         cursor.drop()
-        if self._auto_commit is not None:
-            self._auto_commit.on_lost()  # and counts again
+        self._offsets.on_lost()  # and counts again

@@ -47,13 +47,12 @@ class OffsetTracking(CheckedRecord):
             raise ArgumentError('every and interval have no effect with manual=True: omit them')
 
 
-def manual_tracking(tracking: OffsetTracking | None, subscription: object) -> OffsetTracking:
-    """Return how `commit` stores offsets.
+def check_manual(tracking: OffsetTracking | None, subscription: object) -> None:
+    """Check that a subscription allows `commit`.
 
-    :raises SubscriptionError: the subscription does not allow `commit`.
+    :raises SubscriptionError: it does not.
     """
     if tracking is None or not tracking.manual:
         raise SubscriptionError(
             f"the {subscription} does not allow commit: pass commit='manual' to subscribe"
         )
-    return tracking
