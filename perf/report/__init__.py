@@ -3,35 +3,22 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import proofs
 from .model import Report, ReportError
 
 __all__ = ['Report', 'ReportError', 'write']
 
 PAGE = 'performance.rst'
-PROOFS = 'proofs.rst'
 FIGURES = '_static/perf'
 
 
 def write(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Write the pages and figures; return the files written.
+    """Write the page and its figures; return the files written.
 
-    :param paths: result files of proofs (`.json`) and of the benchmark; if two of them measured
-        the same kind of work, the report shows the later results.
+    :param paths: result files; if two of them measured the same kind of work, the report shows the
+        later results.
     :param out: source folder of the documentation.
     :raises ReportError: no lane has results, or matplotlib is not installed.
     """
-    proven = [path for path in paths if path.suffix == '.json']
-    measured = [path for path in paths if path.suffix != '.json']
-    written = []
-    if proven:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / PROOFS).write_text(proofs.compose(proofs.read(proven)), encoding='utf-8')
-        written.append(out / PROOFS)
-    return [*written, *(write_performance(measured, out) if measured else ())]
-
-
-def write_performance(paths: Sequence[Path], out: Path) -> list[Path]:
     try:
         from . import curves, figures, page, studies
     except ModuleNotFoundError as ex:
