@@ -1,5 +1,7 @@
 """Sphinx configuration; `make doc` builds with warnings as errors."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -7,6 +9,9 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.inspect import TypeAliasForwardRef
 
 from rbfly import __version__
+
+DOC = Path(__file__).resolve().parent
+sys.path.append(str(DOC.parent))  # of the benchmark, which writes pages
 
 project = 'RbFly'
 author = 'the RbFly developers'
@@ -70,6 +75,21 @@ def hide_overloads() -> None:
         analyzer.overloads.clear()
 
 
+def write_results(app: Sphinx) -> None:
+    """Write the pages of benchmark and proofs, unless they are newer than the results."""
+    from perf import report
+
+    for folder, pattern, page in (
+        ('perf', '*.jsonl.xz', 'performance.rst'),
+        ('proofs', '*.json', 'proofs.rst'),
+    ):
+        results = sorted((DOC / '_static' / folder).glob(pattern))
+        newest = max(path.stat().st_mtime for path in [*results, *map(Path, report.SOURCES)])
+        if not (DOC / page).exists() or (DOC / page).stat().st_mtime < newest:
+            report.write(results, DOC)
+
+
 def setup(app: Sphinx) -> None:
     hide_overloads()
+    app.connect('builder-inited', write_results)
     app.connect('autodoc-process-signature', hide_constructor)

@@ -12,7 +12,6 @@ from brokers import BrokerError, RabbitMQ
 from brokers import cli as brokers
 
 from . import environment, lanes, proofs, target
-from .lanes import studies
 from .results import ResultsError, read
 from .runs import (
     QUICK_ROUNDS,
@@ -33,8 +32,8 @@ examples:
   python -m perf --scenario sizes,latency    two of the studies
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
   python -m perf --resume                    resume the latest run
-  python -m perf compare old.jsonl new.jsonl
-  python -m perf report run.jsonl            write doc/performance.rst and its figures
+  python -m perf compare old.jsonl.xz new.jsonl.xz
+  python -m perf report run.jsonl.xz         write doc/performance.rst
   python -m perf instructions                count the codec's instructions with valgrind
   python -m perf prove publish-cuts          cut connections and check that nothing is lost
 
@@ -113,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
         '--rounds',
         type=at_least_one,
         metavar='N',
-        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {studies.ROUNDS} for studies',
+        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {lanes.ROUNDS} for studies',
     )
     run.add_argument(
         '--scale',
@@ -129,7 +128,12 @@ def parser() -> argparse.ArgumentParser:
     size.add_argument('--quick', action='store_true', help='few messages, few rounds')
     size.add_argument('--full', action='store_true', help='the full number of messages (scale 1)')
     run.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
-    run.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON lines)')
+    run.add_argument(
+        '--out',
+        type=Path,
+        metavar='FILE',
+        help='result file (JSON lines); it is compressed, and named .xz, when the run is complete',
+    )
 
     compare = commands.add_parser(
         'compare', help='compare two result files', description=do_compare.__doc__
@@ -236,7 +240,7 @@ def do_instructions(args: argparse.Namespace) -> int:
         instructions.check()
         chosen = instructions.chosen(args.lanes)
         for lane in chosen:
-            if reason := lanes.missing(lane.library):
+            if reason := lanes.missing(lane):
                 raise CommandError(f'{lane.name}: {reason}')
         earlier = instructions.load(args.against) if args.against else None
         found = instructions.measure([lane.name for lane in chosen], keep=args.keep)
@@ -294,7 +298,7 @@ def do_prove(args: argparse.Namespace) -> int:
 
 
 def do_report(args: argparse.Namespace) -> int:
-    """Write performance.rst with its figures, and proofs.rst, from result files only."""
+    """Write performance.rst and proofs.rst from result files only."""
     from . import report
 
     try:
@@ -308,8 +312,8 @@ def do_report(args: argparse.Namespace) -> int:
 
 def do_list(args: argparse.Namespace) -> int:
     """List scenarios, lanes, messages per round, and missing requirements."""
-    for scenario, about in lanes.SCENARIOS.items():
-        print(f'{scenario}: {about}')
+    for scenario, found in lanes.SCENARIOS.items():
+        print(f'{scenario}: {found.about}')
         for kind in lanes.KINDS.values():
             if kind.scenario != scenario:
                 continue
@@ -322,12 +326,12 @@ def do_list(args: argparse.Namespace) -> int:
             for lane in lanes.LANES.values():
                 if lane.kind == kind:
                     floor = ' (floor)' if lane.is_floor else ''
-                    reason = lanes.missing(lane.library)
+                    reason = lanes.missing(lane)
                     print(f'    {lane.name}{floor}{": " if reason else ""}{reason}')
         print()
     print('How the lanes use each library:')
-    for library in lanes.LIBRARIES.values():
-        print(f'  {library.name}: {library.how}')
+    for use in lanes.USES:
+        print(f'  {use.library.name}: {use.how}')
     return 0
 
 

@@ -7,7 +7,7 @@ from statistics import median
 
 __all__ = ['Interval', 'median_interval', 'ratio_interval']
 
-RESAMPLES = 2_000
+RESAMPLES = 1_000
 LEVEL = 0.95
 
 

@@ -13,10 +13,10 @@ from functools import cache
 from brokers import BrokerError, RabbitMQ
 
 from . import kafka, spread, target, wire
+from .clients.base import numbered
+from .clients.codec import APP_PROPERTIES, PROPERTIES
 from .far import Far
 from .lanes import Stored
-from .lanes.base import numbered
-from .lanes.codec import APP_PROPERTIES, PROPERTIES
 
 __all__ = ['KafkaStore', 'RabbitStore', 'Store', 'StoreError', 'opened']
 
@@ -145,7 +145,7 @@ class RabbitStore(Store):
         head = wire.properties_sections(PROPERTIES, APP_PROPERTIES) if stored.properties else b''
         value = b''
         if stored.value:
-            from .lanes.values import encoded  # nothing else here needs RbFly
+            from .clients.values import encoded  # nothing else here needs RbFly
 
             value = encoded(stored.value)
         publisher = wire.Connection(self.leaders.get(stream, self.uri), 'perf-fill')
@@ -192,7 +192,7 @@ class KafkaStore(Store):
         self.chunks[stream] = 0
 
     def fill(self, stream: str, count: int, stored: Stored) -> None:
-        from .lanes.aiokafka_consume import fill  # the consuming lanes check the messages
+        from .clients.aiokafka_consume import fill  # the consuming lanes check the messages
 
         asyncio.run(fill(self.address, stream, count, stored))
 

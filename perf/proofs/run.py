@@ -107,7 +107,7 @@ class Run:
 
     def report(self, broker: dict[str, str]) -> dict[str, Any]:
         """The contents of the result file."""
-        names = [lanes.LIBRARIES['rbfly']]
+        names = [lanes.find('rbfly-single')]
         return {
             'type': 'proof',
             'format': 1,

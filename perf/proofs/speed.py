@@ -13,8 +13,9 @@ import rbfly.streams as rbs
 from brokers.proxy import Proxy
 
 from .. import stats, wire
-from ..lanes import KINDS, raw_socket, rbfly
-from ..lanes.base import Target, Work
+from ..clients import raw_socket, rbfly
+from ..clients.base import Target, Work
+from ..lanes import KINDS
 from ..store import RabbitStore
 from .peers import in_child
 from .run import Run

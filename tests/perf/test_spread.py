@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from perf import spread, wire
-from perf.lanes.base import bodies
+from perf.clients.base import bodies
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,14 @@
 """Lanes on a cluster: leaders where the kind of work wants them, and each message stored once."""
 
-import importlib
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from brokers import RabbitMQ
-from perf import lanes, spread, wire
+from perf import clients, lanes, spread, wire
+from perf.clients.base import Target
 from perf.far import Far
-from perf.lanes.base import Target, Work
 from perf.store import NODES, RabbitStore, connect
 
 BROKER = 'rabbitmq-cluster'
@@ -73,9 +72,7 @@ def test_leaders_on_other_nodes_are_an_error(store: RabbitStore) -> None:
 
 async def work(lane: str, store: RabbitStore, stream: str, count: int) -> int:
     """Run a lane once; return the number of messages that it reports."""
-    chosen = lanes.find(lane)
-    module = importlib.import_module(f'perf.lanes.{chosen.library.module}')
-    made: Work = module.make(chosen.kind, Target(store.address, stream))
+    made = clients.make(lanes.find(lane), Target(store.address, stream))
     await made.open()
     try:
         await made.prepare(count)
