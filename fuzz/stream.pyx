@@ -25,7 +25,7 @@ from rbfly.protocol._decoder import POLICIES, Decoder
 from rbfly.protocol._engine import Engine
 from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
-from rbfly.streams._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import SubscriptionBase
 from rbfly.streams.error import ChunkError, CompressionError, FrameError
 from rbfly.streams.types import MessageFilter
 

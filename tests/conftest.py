@@ -77,9 +77,10 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture
 def endless_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task lets others run because a busy machine has slowed it down."""
-    from rbfly.streams import reading, send_many
+    from rbfly.streams._consume import waiter
+    from rbfly.streams._publish import send_many
 
-    for module in (reading, send_many):
+    for module in (waiter, send_many):
         monkeypatch.setattr(module, 'TURN', math.inf)
 
 

@@ -8,7 +8,7 @@ from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._cursor import KINDS, MessageCursor
 from rbfly.protocol._decoder import Decoder
-from rbfly.streams._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import SubscriptionBase
 from rbfly.streams.types import MessageFilter
 
 NO_LIMIT = 2**31 - 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.inside import session_of
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 
@@ -41,7 +42,7 @@ async def until_active(messages: Any, active: Any = True) -> None:
 
 def hand_over_late(messages: Any) -> None:
     """Let the active members of a super stream wait no longer for the program's messages."""
-    for session in messages._session.sessions.values():
+    for session in session_of(messages).sessions.values():
         session._member.group = replace(session._member.group, handover_timeout=0.01)
 
 

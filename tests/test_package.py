@@ -18,7 +18,7 @@ import rbfly
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / 'src'
-NOT_IMPORTED = ('_engine', '_iteration', '_record', '_routing', '_sending')  # by other extensions
+NOT_IMPORTED = ('_engine', '_iteration', '_record', '_routing', '_core')  # by other extensions
 EXTENSIONS = [str(path.relative_to(SOURCES).with_suffix('')) for path in SOURCES.rglob('*.pyx')]
 STUBS = [str(path.relative_to(SOURCES)) for path in SOURCES.rglob('*.pyi')]
 PROGRAM = """
@@ -38,14 +38,12 @@ IMPORTED = {'cython_runtime', 'datetime', 'rbfly', 'zlib'}
 CLIENT = 'client = rbs.streams_client("rabbitmq-stream://localhost/")\n'
 PUBLISH = CLIENT + 'client.publisher("orders").close()'
 SUBSCRIBE = f'async def main():\n    {CLIENT}    client.subscribe("orders")\nasyncio.run(main())'
-PUBLISHING = {'opening', 'publisher', 'publishing', 'send_many'}
-CONSUMING = {'consuming', 'group', 'subscribing', 'subscription', 'tracking', '_iteration'}
-SUPER = {'merged', 'opening_routed', 'super_client', 'super_stream', '_routing'}
-OTHERS = {'compat', 'decorator', 'events'}
+CONSUMING = {'_consume', '_group', '_offsets.tracking'}
+PARTS = {'_publish', '_super_stream', 'compat', 'events', *CONSUMING}
 USES = {
     'import': ('', set()),
     'client': (CLIENT, set()),
-    'publish': (PUBLISH, PUBLISHING),
+    'publish': (PUBLISH, {'_publish'}),
     'subscribe': (SUBSCRIBE, CONSUMING),
     'event': ('rbs.events.Recovered is rbs.Recovered', {'events'}),
     'annotation': ('typing.get_type_hints(rbs.StreamsClient.events)', {'events'}),
@@ -151,7 +149,7 @@ def test_program_imports_only_what_it_uses(program: str, used: set[str]) -> None
         sys.executable, '-I', '-c', f'{start}{program}\nprint(*sys.modules)', cwd=Path.cwd()
     )
     modules = {name.removeprefix('rbfly.streams.') for name in shown.split()}
-    assert modules & (PUBLISHING | CONSUMING | SUPER | OTHERS) == used
+    assert modules & PARTS == used
     assert 'uuid' not in modules
 
 

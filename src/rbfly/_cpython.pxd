@@ -1,4 +1,4 @@
-# All uses of CPython internals, except for the future protocol in `streams/_confirm.pyx`.
+# All uses of CPython internals, except for the future protocol in `streams/_publish/_confirm.pyx`.
 #
 # Each has a portable fallback, used on every Python version not listed below as tested;
 # `RBFLY_PORTABLE=1` builds the fallbacks only.  Gains are in instructions, on Python 3.11.

@@ -13,7 +13,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net.waiting import IDLE_CLOSE
 from rbfly.protocol import commands
-from rbfly.streams import publisher as publisher_module
+from rbfly.streams._publish import publisher as publisher_module
 from rbfly.streams.error import ConfirmTimeout, PublisherError
 from rbfly.testing import StreamBroker
 from tests import fake as wire
@@ -21,6 +21,7 @@ from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of, connection_of, session_of, window_of
 
 LIMIT = 10.0  # the default of `close_timeout` in seconds
 NEARLY = 0.9 * LIMIT
@@ -82,7 +83,7 @@ async def test_close_waits_for_slow_confirms(cls: type[Any], max_unconfirmed: in
         began = now()
         await fill(publisher, count)
         await publisher.close()
-        assert publisher._core.window.unsettled == 0
+        assert window_of(publisher).unsettled == 0
         assert now() - began > count * NEARLY - 1
 
 
@@ -118,7 +119,7 @@ async def test_sending_counts_as_progress() -> None:
         if reads % 3 == 0:
             peer.transport.pause_reading()
             asyncio.get_running_loop().call_later(NEARLY, peer.transport.resume_reading)
-        if not publisher._core.window.queued:
+        if not window_of(publisher).queued:
             while held:
                 fake.default(*held.pop(0))
 
@@ -180,8 +181,8 @@ async def test_progress_of_another_publisher_does_not_count() -> None:
         stuck = client.publisher('test')
         publisher = await stuck.__aenter__()
         async with client.publisher('test') as other:
-            publishers = {publisher._core.window.publisher_id: publisher}
-            publishers[other._core.window.publisher_id] = other
+            publishers = {window_of(publisher).publisher_id: publisher}
+            publishers[window_of(other).publisher_id] = other
             await publishers[0].submit('x')
 
             async def keep_sending() -> None:
@@ -286,7 +287,7 @@ async def test_publisher_on_another_node_finishes_after_one_on_a_frozen_node() -
         client.publisher('test', **batched) as first,
         client.publisher('test', **batched) as second,
     ):
-        stuck.add(first._core.window.publisher_id)
+        stuck.add(window_of(first).publisher_id)
         first.batch('x')
         await fill(second, 100)
         await confirm_timeout(first.close())
@@ -306,7 +307,7 @@ async def test_failure_to_store_an_offset_does_not_shorten_a_later_close() -> No
                 'b', offset=rbs.Offset.FIRST, commit=rbs.OffsetTracking('r', interval=0)
             )
             assert [await anext(messages), await anext(messages)] == [1, 2]
-            session = messages._session
+            session = session_of(messages)
             broker.delete_stream('b')
             await until(
                 lambda: not session.registration.is_open, 'the client knows of the deletion'
@@ -325,7 +326,7 @@ async def test_client_is_released_after_a_close_that_timed_out(cls: type[Any]) -
 
     async def use(fake: FakeBroker) -> None:
         client = rbs.streams_client(fake.uri, close_timeout=0.05)
-        found.append(weakref.ref(client._cluster))
+        found.append(weakref.ref(cluster_of(client)))
         async with client, client.publisher('test', cls=cls) as publisher:
             await fill(publisher, 1)
 
@@ -436,7 +437,7 @@ async def test_waiting_calls_fail_if_the_remaining_messages_cannot_be_sent(
         publisher = await context.__aenter__()
         await fill(publisher, 5)
         flushing = asyncio.create_task(publisher.flush())
-        await until(lambda: publisher._core.window.in_flight == 5, 'the batch is sent')
+        await until(lambda: window_of(publisher).in_flight == 5, 'the batch is sent')
         await fill(publisher, 5)
         compressors.append(fail)
         with pytest.raises(MemoryError):
@@ -480,7 +481,7 @@ async def test_messages_sent_on_a_lost_connection_count_as_unconfirmed(
         await until(lambda: wire.PUBLISH in peer.commands(), 'the batch is sent')
         fake.handlers[Step.PEER_PROPERTIES] = SILENT
         peer.transport.abort()
-        await until(lambda: publisher._core.connection is None, 'the connection is lost')
+        await until(lambda: connection_of(publisher) is None, 'the connection is lost')
         await fill(publisher, 5)
         error = await confirm_timeout(publisher.close())
         assert (error.unconfirmed, error.unsent) == (6, 5)
@@ -510,7 +511,7 @@ async def test_error_for_unconfirmed_messages_has_refused_ones_as_its_cause(cls:
         rbs.streams_client(fake.uri) as client,
         client.publisher('test', cls=cls) as publisher,
     ):
-        window = publisher._core.window
+        window = window_of(publisher)
         await fill(publisher, 1)
         if cls is rbs.PublisherBatchFast:
             flushing = asyncio.create_task(publisher.flush())

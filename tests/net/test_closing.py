@@ -15,6 +15,7 @@ from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of
 
 LIMIT = 0.05  # timeout in seconds, for tests in which it expires
 HANG = 30.0  # seconds; only a safeguard
@@ -108,7 +109,7 @@ async def test_cancelled_close_ends_at_once(what: str) -> None:
         tasks[0].cancel()
         await asyncio.wait_for(asyncio.wait(tasks), HANG)
         assert [task.cancelled() for task in tasks] == [True, False]
-        await client._cluster.close(wait=False)
+        await cluster_of(client).close(wait=False)
 
 
 # -- twice
@@ -196,8 +197,8 @@ async def test_client_writes_nothing_after_a_close_frame() -> None:
             messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
             await anext(messages)
             connections = [
-                *client._cluster._connections[Role.CONSUME],
-                *client._cluster._connections[Role.PUBLISH],
+                *cluster_of(client)._connections[Role.CONSUME],
+                *cluster_of(client)._connections[Role.PUBLISH],
             ]
             closing = asyncio.create_task(client.disconnect())
             await until(lambda: len(held.requests) == 2, 'the client disconnects')

@@ -17,6 +17,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Frame, Step, refuse
 from tests.fake import FakeConnection as Peer
+from tests.inside import cluster_of
 from tests.net.test_closing import Held
 
 pytestmark = pytest.mark.own_clock
@@ -152,7 +153,7 @@ async def test_every_publisher_raises_the_connect_error(attempts: Counter[Role])
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.stream_exists('test')
         recorder = IdleErrors()
-        client._cluster.observers.add(recorder)
+        cluster_of(client).observers.add(recorder)
         fake.handlers[Step.OPEN] = refuse(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
         found = await asyncio.gather(
             *(publish(client, name, leave) for name in NAMES), return_exceptions=True
@@ -225,7 +226,7 @@ async def test_each_publisher_has_its_own_deadline() -> None:
 async def test_cancelled_metadata_request_leaves_later_ones_alone() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.get_protocol()
-        cluster = client._cluster
+        cluster = cluster_of(client)
         asked = asyncio.ensure_future(cluster._locate('test', cluster.deadline()))
         await asyncio.sleep(0)  # the request is prepared, but its task has not begun
         (batch,) = cluster._metadata.values()
@@ -247,7 +248,7 @@ async def test_unanswered_metadata_request_delays_only_its_own_streams() -> None
         rbs.streams_client(fake.uri) as client,
     ):
         await client.get_protocol()
-        cluster = client._cluster
+        cluster = cluster_of(client)
         asked = [asyncio.create_task(cluster._locate(name, cluster.deadline())) for name in names]
         assert (await asked[2]).leader
         assert requested_streams(fake.connections) == [(names[0], names[1]), (names[2],)]

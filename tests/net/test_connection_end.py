@@ -9,6 +9,7 @@ import rbfly.streams as rbs
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
+from tests.inside import cluster_of, connection_of
 from tests.registrations import FakeRegistration
 
 HANG = 30.0  # seconds; only a safeguard
@@ -33,14 +34,14 @@ async def test_other_registrations_reconnect_when_a_callback_raises(loop_errors:
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         assert connection is not None
         connection.registrations = {
             FakeRegistration(lost=raising): None,
             **connection.registrations,
         }
         fake.connections[-1].transport.abort()
-        await until(lambda: publisher._core.connection is not connection, 'the connection is lost')
+        await until(lambda: connection_of(publisher) is not connection, 'the connection is lost')
         await asyncio.wait_for(publisher.send('x'), HANG)
         await asyncio.wait_for(connection.close(), HANG)
     assert loop_errors == [ZeroDivisionError]
@@ -95,6 +96,6 @@ async def test_other_registrations_resume_writing_when_a_callback_raises(
 async def test_disconnect_closes_connections_when_a_callback_raises(loop_errors: list[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
-        client._cluster.registrations = {FakeRegistration(disconnect=raising): None}
+        cluster_of(client).registrations = {FakeRegistration(disconnect=raising): None}
     assert not connection.is_open
     assert loop_errors == [ZeroDivisionError]

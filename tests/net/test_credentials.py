@@ -16,6 +16,7 @@ from rbfly.protocol.commands import Broker, Metadata, StreamMetadata
 from tests import fake as wire
 from tests.fake import CLOSING, GARBAGE, FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
+from tests.inside import cluster_of
 
 SECRET = 's3cr3t'
 
@@ -59,7 +60,7 @@ async def test_traceback_with_local_variables_shows_no_password(
     caplog.set_level(logging.DEBUG)
     async with FakeBroker(at={step: handler}) as fake:
         client = rbs.streams_client(fake.uri.replace('guest:guest', f'user:{SECRET}'))
-        settings = client._cluster.settings
+        settings = cluster_of(client).settings
         with pytest.raises(RbFlyError) as caught:
             await connect(settings.infos[0], '127.0.0.1', settings, lambda step: None, Counters())
         if step > Step.SASL_HANDSHAKE:
@@ -73,7 +74,7 @@ async def test_traceback_with_local_variables_shows_no_password(
 
 
 def test_no_text_of_a_cluster_shows_the_password() -> None:
-    cluster = rbs.streams_client(f'rabbitmq-stream://user:{SECRET}@localhost')._cluster
+    cluster = cluster_of(rbs.streams_client(f'rabbitmq-stream://user:{SECRET}@localhost'))
     routes = cluster._routes(None), cluster._routes(Broker('node', 5552))
     assert str(routes[0][0][0]) == 'rabbitmq-stream://localhost:5552'
     for item in (routes, cluster.settings, vars(cluster)):

@@ -25,6 +25,7 @@ from tests.fake import (
     Step,
     refuse,
 )
+from tests.inside import cluster_of
 
 UNAVAILABLE = 0x06
 PRECONDITION = 0x11
@@ -59,7 +60,7 @@ async def check_released(
         client = rbs.streams_client(
             fake.uri, connect_timeout=LIMIT, request_timeout=LIMIT, close_timeout=LIMIT
         )
-        left = weakref.ref(client._cluster)
+        left = weakref.ref(cluster_of(client))
         with suppress(RbFlyError, asyncio.CancelledError):
             await use(client, fake)
         await client.disconnect()

@@ -12,6 +12,7 @@ from rbfly.net.uri import Address
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Step
+from tests.inside import cluster_of
 
 HANG = 30.0
 
@@ -140,7 +141,7 @@ async def test_connections_of_a_client() -> None:
     recorder = Recorder()
     async with FakeBroker() as fake:
         async with rbs.streams_client(fake.uri) as client:
-            client._cluster.observers.add(recorder)
+            cluster_of(client).observers.add(recorder)
             async with client.publisher('test') as publisher:
                 await publisher.send('x')
                 fake.connections[-1].transport.abort()
@@ -181,7 +182,7 @@ async def test_connection_is_lost_before_its_registrations() -> None:
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
     ):
-        client._cluster.observers.add(Ordered())
+        cluster_of(client).observers.add(Ordered())
         fake.connections[-1].transport.abort()
         await until(lambda: 'lost' in order, 'the publisher is lost')
         await asyncio.wait_for(publisher.send('x'), HANG)
@@ -192,9 +193,9 @@ async def test_connection_closed_without_waiting() -> None:
     recorder = Recorder()
     async with FakeBroker(on={wire.CLOSE: SILENT}) as fake:
         client = rbs.streams_client(fake.uri)
-        client._cluster.observers.add(recorder)
+        cluster_of(client).observers.add(recorder)
         await client.get_protocol()
-        await client._cluster.close(wait=False)
+        await cluster_of(client).close(wait=False)
     assert [event for event, _, _ in recorder.connections] == ['opened', 'closed']
 
 
@@ -202,7 +203,7 @@ async def test_connection_of_a_dropped_client_is_closed() -> None:
     recorder = Recorder()
     async with FakeBroker() as fake:
         client = rbs.streams_client(fake.uri)
-        client._cluster.observers.add(recorder)
+        cluster_of(client).observers.add(recorder)
         await client.get_protocol()
         with pytest.warns(ResourceWarning):
             del client
@@ -214,7 +215,7 @@ async def test_failed_handshake_is_no_connection() -> None:
     recorder = Recorder()
     async with FakeBroker(at={Step.OPEN: wire.refuse(0x0C)}) as fake:
         client = rbs.streams_client(fake.uri)
-        client._cluster.observers.add(recorder)
+        cluster_of(client).observers.add(recorder)
         with pytest.raises(rbs.VirtualHostError):
             await client.get_protocol()
     assert recorder.connections == []
@@ -234,7 +235,7 @@ async def test_observer_that_raises_disturbs_no_publisher(reported: list[dict[st
 
     async with FakeBroker() as fake:
         async with rbs.streams_client(fake.uri) as client:
-            client._cluster.observers.add(Raising())
+            cluster_of(client).observers.add(Raising())
             async with client.publisher('test') as publisher:
                 await publisher.send('x')
                 fake.connections[-1].transport.abort()
@@ -249,7 +250,7 @@ async def test_observer_that_raises_disturbs_no_publisher(reported: list[dict[st
 async def test_counters_sum_over_connections() -> None:
     async with FakeBroker() as fake:
         async with rbs.streams_client(fake.uri) as client:
-            counters = client._cluster.counters
+            counters = cluster_of(client).counters
             async with client.publisher('test') as publisher:
                 for body in ('x', 'y', 'z'):
                     await publisher.send(body)

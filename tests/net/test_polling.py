@@ -13,6 +13,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net import polling
 from rbfly.net.polling import REST_FIRST, REST_LAST, SCORE, TRIES, BusyPoll, poll_limit, processors
+from tests.inside import cluster_of
 
 LIMIT = 0.0005
 
@@ -297,7 +298,7 @@ def test_never_polls_with_fewer_than_two_processors(
 ) -> None:
     write(cgroups, cgroup='0::/', cpu__max='150000 100000')
     client = rbs.streams_client('rabbitmq-stream://127.0.0.1', busy_poll=LIMIT)
-    assert client._cluster.busy_poll == 0
+    assert cluster_of(client).busy_poll == 0
     assert [record.getMessage() for record in caplog.records] == [
         'busy_poll is off: it needs 2 processors, this process may use 1.5'
     ]

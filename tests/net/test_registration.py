@@ -33,9 +33,10 @@ from rbfly.net.retry import Deadline
 from rbfly.net.uri import parse_uri
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key, ResponseCode
-from rbfly.streams import reading
+from rbfly.streams._consume import waiter as reading
 from tests.clock import ClockLoop
 from tests.fake import chunk, deliver
+from tests.inside import cluster_of, session_of
 from tests.raw import decode
 from tests.stream_wire import feed, split_frames
 
@@ -211,7 +212,7 @@ class PublisherUser(User):
     async def run(self, name: str | None) -> None:
         async with self.walk.client.publisher('test', name=name, amqp=False) as publisher:
             self.publisher = publisher
-            self.registration = publisher._session.registration
+            self.registration = session_of(publisher).registration
             await self.leave.wait()
 
     @property
@@ -222,7 +223,7 @@ class PublisherUser(User):
     def is_usable(self) -> bool:
         if self.publisher is None or self.leaving == [] or self.loop is not self.walk.loop:
             return False
-        session = self.publisher._session
+        session = session_of(self.publisher)
         return not self.leave.is_set() and session._generation == self.walk.cluster.generation
 
     def use(self) -> None:
@@ -242,7 +243,7 @@ class SubscriptionUser(User):
         self.messages: rbs.Subscription | None = walk.client.subscribe(
             'test', offset=offset, amqp=False
         )
-        self.registration = self.messages._session.registration
+        self.registration = session_of(self.messages).registration
 
     @property
     def is_usable(self) -> bool:
@@ -300,8 +301,8 @@ class Walk(RuleBasedStateMachine):
         self.begin_loop()
         with self.inside():
             self.client = rbs.streams_client(URI, connect_timeout=LIMIT, reconnect_timeout=LIMIT)
-        self.cluster: Cluster = self.client._cluster
-        self.cluster.member = self.member  # type: ignore[method-assign]
+        self.cluster: Cluster = cluster_of(self.client)
+        self.cluster.member = self.member
         self.cluster.observers.add(TransitionCheck(self))
 
     # -- the event loop, and the choice of a node

@@ -15,6 +15,7 @@ from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
+from tests.inside import connection_of, session_of
 from tests.streams.test_publish_recovery import default, once
 
 LIMIT = 0.05  # seconds; long for loopback, short for a test
@@ -80,7 +81,7 @@ async def test_publishing_connection_with_unconfirmed_messages_stays_open() -> N
         rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         assert connection is not None
         confirmation = await publisher.submit('x')
         fake.handlers[wire.DECLARE_PUBLISHER] = lambda *item: unanswered.append(item)
@@ -90,7 +91,7 @@ async def test_publishing_connection_with_unconfirmed_messages_stays_open() -> N
         peer.answer(request)  # too late, so ignored
         peer.send(wire.frame(wire.PUBLISH_CONFIRM, bytes([0, 0, 0, 0, 1]) + bytes(7) + b'\1'))
         await confirmation
-        assert publisher._core.connection is connection
+        assert connection_of(publisher) is connection
         assert not connection._requests
 
 
@@ -102,12 +103,12 @@ async def test_publisher_closes_while_another_one_has_unconfirmed_messages() -> 
         rbs.streams_client(fake.uri, request_timeout=LIMIT, close_timeout=None) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         assert connection is not None
         confirmation = await publisher.submit('x')
         async with client.publisher('other') as other:
-            assert other._session is not None
-            used = other._session.registration.id
+            assert session_of(other) is not None
+            used = session_of(other).registration.id
             fake.handlers[wire.DELETE_PUBLISHER] = lambda *item: deletes.append(item)
             await asyncio.wait_for(other.close(), LONG)
         assert connection.is_open
@@ -130,7 +131,7 @@ async def test_frozen_node_differs_from_one_that_stops_reading(frozen: bool) -> 
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         assert connection is not None
         sending = asyncio.create_task(publisher.send('x'))
         await until(lambda: wire.PUBLISH in fake.connections[-1].commands(), 'the message is sent')
@@ -155,7 +156,7 @@ async def test_publishing_connection_without_unconfirmed_messages_ends() -> None
         rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         assert connection is not None
         await publisher.send('x')
         fake.handlers[wire.DECLARE_PUBLISHER] = once(SILENT, default)

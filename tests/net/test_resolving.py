@@ -23,6 +23,7 @@ from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import CLOSING, GARBAGE, RESETTING, SILENT, FakeBroker, FakeConnection, Frame, Step
+from tests.inside import cluster_of
 
 own_clock = pytest.mark.own_clock
 
@@ -369,7 +370,7 @@ async def test_addresses_of_nodes_that_are_gone_are_forgotten(
             for peer in fake.connections:
                 peer.transport.abort()
             await until(lambda: not client.connected, 'the connections are lost')
-        cluster = client._cluster
+        cluster = cluster_of(client)
         assert opened > 9
         resolver = cluster._resolver
         for kept in (

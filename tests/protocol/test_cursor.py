@@ -19,7 +19,7 @@ from rbfly.error import AMQPDecoderError, MessageContextError
 from rbfly.protocol import _chunk
 from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._cursor import KINDS
-from rbfly.streams._iteration import MessageIterator, SubscriptionBase
+from rbfly.streams._consume._iteration import MessageIterator, SubscriptionBase
 from rbfly.streams.error import ChunkError, SubscriptionError
 from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain

@@ -19,7 +19,7 @@ from rbfly.protocol._engine import Engine
 from rbfly.protocol._entry import SubEntry
 from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
-from rbfly.streams._confirm import ConfirmGroup
+from rbfly.streams._publish._confirm import ConfirmGroup
 from rbfly.streams.error import PublisherError
 from tests.stream_wire import confirm, feed, publish, read_publish, refuse, split_frames
 

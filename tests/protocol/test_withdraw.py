@@ -15,7 +15,7 @@ from rbfly.error import ArgumentError, MessageTooLarge
 from rbfly.protocol._entry import SubEntry
 from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
-from rbfly.streams._confirm import ConfirmGroup
+from rbfly.streams._publish._confirm import ConfirmGroup
 from tests.protocol.test_publish_window import Feed, explicit, make, settle, take_all, taken
 from tests.stream_wire import publish, read_publish
 

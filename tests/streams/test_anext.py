@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rbfly.protocol._cursor import KINDS
-from rbfly.streams._iteration import MessageIterator, SubscriptionBase
+from rbfly.streams._consume._iteration import MessageIterator, SubscriptionBase
 from rbfly.streams.error import SubscriptionError
 from tests.cursors import Cursor
 from tests.stream_wire import plain_chunk

@@ -16,6 +16,7 @@ import rbfly.streams as rbs
 from rbfly.checks import check_folder, check_timeout
 from rbfly.streams.error import ArgumentError, ArgumentTypeError
 from tests.fake import FakeBroker
+from tests.inside import cluster_of, core_of
 from tests.supers import subscribe_to
 
 URI = 'rabbitmq-stream://localhost:1/'
@@ -368,6 +369,6 @@ async def test_running_loop_is_looked_up_when_needed(monkeypatch: pytest.MonkeyP
     ):
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, '_get_running_loop', lambda: None)
-            for owner in (client._cluster, publisher._core):
+            for owner in (cluster_of(client), core_of(publisher)):
                 with pytest.raises(rbs.EventLoopError):
                     owner.check_loop()

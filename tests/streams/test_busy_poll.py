@@ -14,10 +14,11 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.net import polling, retry
 from rbfly.net.polling import BusyPoll
-from rbfly.streams import publishing
+from rbfly.streams._publish import session as publishing
 from rbfly.streams.error import ArgumentError, ArgumentTypeError, ConfirmTimeout
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import connection_of, core_of
 
 pytestmark = pytest.mark.both_loops
 
@@ -59,7 +60,7 @@ async def publish(publisher: Any) -> None:
 
 
 def poll_of(publisher: Any) -> BusyPoll:
-    poll = publisher._core.poll
+    poll = core_of(publisher).poll
     assert isinstance(poll, BusyPoll)
     return poll
 
@@ -166,7 +167,7 @@ async def test_does_not_poll_on_a_lost_connection(
         await until(lambda: poll.is_polling, 'the publisher polls')
         broker.refuse()
         broker.close_connections()
-        await until(lambda: publisher._core.connection is None, 'the connection is lost')
+        await until(lambda: connection_of(publisher) is None, 'the connection is lost')
         assert not poll.is_polling
         await publisher.submit(b'b')  # nothing is sent
         assert not poll.is_polling
@@ -205,7 +206,7 @@ async def test_default_is_not_to_poll(broker: StreamBroker) -> None:
         client.publisher('orders') as publisher,
     ):
         await publisher.send(b'a')
-        assert publisher._core.poll is None
+        assert core_of(publisher).poll is None
 
 
 @pytest.mark.parametrize('value', [-0.001, 0, 0.11, float('nan'), float('inf')])

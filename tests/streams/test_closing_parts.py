@@ -13,6 +13,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import cluster_of, session_of
 from tests.members import NewClient
 from tests.supers import subscribe_to
 
@@ -42,7 +43,7 @@ async def memory() -> AsyncIterator[StreamBroker]:
 
 def declared(memory: StreamBroker) -> list[Any]:
     """The publishers and subscriptions of a broker."""
-    streams = memory._cluster.streams()
+    streams = cluster_of(memory).streams()
     return [item for stream in streams for item in stream.clients]
 
 
@@ -201,7 +202,7 @@ async def test_part_of_a_subscription_that_fails_to_close(memory: StreamBroker, 
         async def fail(*_: object, **__: object) -> None:
             raise RuntimeError('failed')
 
-        messages._session.sessions[rbs.get_message_ctx().stream]._tracker.close = fail
+        session_of(messages).sessions[rbs.get_message_ctx().stream]._tracker.close = fail
         if how == 'stop':
             messages.stop()
         with pytest.raises(RuntimeError, match='failed'):
@@ -327,7 +328,7 @@ async def test_part_of_a_publisher_that_fails_to_close(
         def fail(*_: object) -> None:
             raise RuntimeError('failed')
 
-        monkeypatch.setattr(publisher._publishers[0]._session, '_give_up', fail)
+        monkeypatch.setattr(session_of(publisher._publishers[0]), '_give_up', fail)
         if aborted:
             failed: list[dict[str, Any]] = []
             loop = asyncio.get_running_loop()

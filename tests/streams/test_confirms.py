@@ -21,6 +21,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
+from tests.inside import core_of, window_of
 from tests.streams.test_publish import stored
 from tests.streams.test_send_many import refusing
 
@@ -170,7 +171,7 @@ async def test_publish_error_with_code_ok_is_not_a_confirm(code: int) -> None:
         with pytest.raises(PublishError) as caught:
             await publisher.send_many(['y', 'z'])
         assert caught.value.errors == [(2, code), (3, code)]
-        assert publisher._core.window.unsettled == 0
+        assert window_of(publisher).unsettled == 0
 
 
 # -- early confirms
@@ -183,7 +184,7 @@ async def test_confirm_may_arrive_before_it_is_awaited() -> None:
         client.publisher('test') as publisher,
     ):
         confirmations = [await publisher.submit('x') for _ in range(5)]
-        await until(lambda: publisher._core.window.unsettled == 0, 'all messages are confirmed')
+        await until(lambda: window_of(publisher).unsettled == 0, 'all messages are confirmed')
         assert all(item.done() for item in confirmations)
         for confirmation in confirmations:
             await asyncio.wait_for(confirmation, 10)
@@ -191,9 +192,7 @@ async def test_confirm_may_arrive_before_it_is_awaited() -> None:
         async def slow() -> AsyncIterator[int]:
             for i in range(20):
                 yield i
-                await until(
-                    lambda: publisher._core.window.unsettled == 0, 'the message is confirmed'
-                )
+                await until(lambda: window_of(publisher).unsettled == 0, 'the message is confirmed')
 
         assert await asyncio.wait_for(publisher.send_many(slow()), 10) == 20
 
@@ -208,7 +207,7 @@ async def test_flush_returns_if_the_batch_is_already_confirmed() -> None:
         flushing = asyncio.create_task(batch.flush())
         await asyncio.sleep(0)
         flushing.cancel()  # the batch is sent, and no task waits
-        await until(lambda: batch._core.window.unsettled == 0, 'the message is confirmed')
+        await until(lambda: window_of(batch).unsettled == 0, 'the message is confirmed')
         await asyncio.wait_for(batch.flush(), 10)
 
 
@@ -224,14 +223,14 @@ async def test_full_window_blocks_until_a_confirm() -> None:
     ):
         tasks = [asyncio.create_task(publisher.send(i)) for i in range(12)]
         await until(lambda: publishing_ids(held) == 5, 'the window is full')
-        assert publisher._core.window.in_flight == 5
-        assert len(publisher._core.capacity.waiting) == 7
+        assert window_of(publisher).in_flight == 5
+        assert len(core_of(publisher).capacity.waiting) == 7
         while not all(task.done() for task in tasks):
             await until(
                 lambda: bool(held) or all(task.done() for task in tasks),
                 'the next messages are sent',
             )
-            assert publisher._core.window.in_flight <= 5
+            assert window_of(publisher).in_flight <= 5
             for connection, frame in held:
                 fake.default(connection, frame)
             held.clear()
@@ -257,7 +256,7 @@ async def test_wait_for_capacity_ends_only_at_its_timeout() -> None:
             asyncio.create_task(publisher.send_many(['z'])),
         ]
         await until(
-            lambda: len(publisher._core.capacity.waiting) == 2, 'both calls wait for capacity'
+            lambda: len(core_of(publisher).capacity.waiting) == 2, 'both calls wait for capacity'
         )
         fake.handlers.clear()
         fake.default(*held[0])
@@ -306,9 +305,7 @@ async def test_late_confirms_are_ignored() -> None:
         for _ in range(2):  # the late confirms arrive twice
             for item in late:
                 fake.default(*item)
-        await until(
-            lambda: publisher._core.window.unsettled == 1, 'the message of send is confirmed'
-        )
+        await until(lambda: window_of(publisher).unsettled == 1, 'the message of send is confirmed')
         assert not any(task.done() for task in tasks)
         for item in held:
             fake.default(*item)

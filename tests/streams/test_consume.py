@@ -36,6 +36,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
+from tests.inside import cursor_of
 from tests.streams.test_interop import pika_messages
 
 HANG = 20.0  # seconds; only a safeguard
@@ -558,7 +559,7 @@ async def test_broker_keeps_to_the_credit(client: rbs.StreamsClient, stream: str
             await publisher.send(i)
         for i in range(500):
             assert await anext(messages) == i
-            assert len(messages._session.cursor.queue.chunks) <= credit
+            assert len(cursor_of(messages).queue.chunks) <= credit
 
 
 async def test_broker_that_ignores_credit() -> None:

@@ -12,6 +12,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import session_of
 
 KINDS = ['stream', 'super stream']
 
@@ -95,7 +96,7 @@ async def test_cancelled_send_to_a_super_stream_is_withdrawn(
     async with publisher_of(client, 'super stream') as publisher:
         await publisher.send('a')
         broker.close_connections()
-        sessions = [item._session for item in publisher._publishers]
+        sessions = [session_of(item) for item in publisher._publishers]
         broker.refuse()
         await until(lambda: not any(item.registration.is_open for item in sessions), 'all are lost')
         task = asyncio.create_task(publisher.send('b'))

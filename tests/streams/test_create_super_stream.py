@@ -14,12 +14,13 @@ from brokers import RabbitMQ
 from rbfly.net.connection import Connection
 from rbfly.protocol import commands
 from rbfly.protocol.commands import StreamMetadata
-from rbfly.streams.partitions import query_partitions, query_route
-from rbfly.streams.super_client import POLLS
+from rbfly.streams._admin.partitions import query_partitions, query_route
+from rbfly.streams._super_stream.client import POLLS
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.fake import FakeBroker, Frame, refuse
 from tests.fake import FakeConnection as Peer
+from tests.inside import cluster_of
 
 
 @pytest.fixture
@@ -41,14 +42,14 @@ async def test_create_by_number_of_partitions(client: rbs.StreamsClient, name: s
     assert partitions == tuple(f'{name}-{i}' for i in range(12))
     for partition in partitions:
         assert (await client.stream_stats(partition)).committed_chunk_id is None
-    assert await query_route(client._cluster, name, '3') == (f'{name}-3',)
-    assert await query_route(client._cluster, name, '12') == ()
+    assert await query_route(cluster_of(client), name, '3') == (f'{name}-3',)
+    assert await query_route(cluster_of(client), name, '12') == ()
 
 
 async def test_create_by_binding_keys(client: rbs.StreamsClient, name: str) -> None:
     await client.super_stream(name).create(binding_keys=iter(['emea', 'apac']))
     assert await client.super_stream(name).partitions() == (f'{name}-emea', f'{name}-apac')
-    assert await query_route(client._cluster, name, 'apac') == (f'{name}-apac',)
+    assert await query_route(cluster_of(client), name, 'apac') == (f'{name}-apac',)
 
 
 async def test_partition_is_an_ordinary_stream(client: rbs.StreamsClient, name: str) -> None:
@@ -103,7 +104,7 @@ async def test_super_stream_exists_with_other_partitions(
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr('rbfly.streams.super_client.POLLS', 2)
+    monkeypatch.setattr('rbfly.streams._super_stream.client.POLLS', 2)
     await client.super_stream(name).create(partitions=3)
     with pytest.raises(rbs.ProtocolError, match='exists with other partitions') as caught:
         await client.super_stream(name).create(**other)
@@ -115,7 +116,7 @@ async def test_super_stream_exists_with_other_partitions(
 async def test_partition_was_deleted(
     client: rbs.StreamsClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('rbfly.streams.super_client.POLLS', 2)
+    monkeypatch.setattr('rbfly.streams._super_stream.client.POLLS', 2)
     await client.super_stream(name).create(partitions=3)
     await client.delete_stream(f'{name}-1')
     assert await client.super_stream(name).partitions() == (f'{name}-0', f'{name}-2')
@@ -173,7 +174,7 @@ async def test_super_stream_that_another_client_creates_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may take any time, as long as RabbitMQ adds partitions."""
-    monkeypatch.setattr('rbfly.streams.super_client.POLL', 0)
+    monkeypatch.setattr('rbfly.streams._super_stream.client.POLL', 0)
     count = 0
 
     def partitions(connection: Peer, request: Frame) -> None:
@@ -199,7 +200,7 @@ async def test_delete(client: rbs.StreamsClient, name: str) -> None:
     with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' does not exist"):
         await client.super_stream(name).partitions()
     with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' does not exist"):
-        await query_route(client._cluster, name, '0')
+        await query_route(cluster_of(client), name, '0')
 
 
 async def test_exists(client: rbs.StreamsClient, stream: str, name: str) -> None:
@@ -225,7 +226,7 @@ async def test_stream_is_no_super_stream(client: rbs.StreamsClient, stream: str)
     calls = (
         client.super_stream(stream).partitions(),
         client.super_stream(stream).delete(),
-        query_route(client._cluster, stream, 'key'),
+        query_route(cluster_of(client), stream, 'key'),
     )
     for call in calls:
         with pytest.raises(rbs.StreamDoesNotExist, match=f"^'{stream}' is a stream, not a super"):
@@ -323,9 +324,9 @@ async def test_partition_that_is_bound_twice() -> None:
         broker.bind('orders', 'orders-a', 'c')
         broker.bind('orders', 'more', 'c')
         assert await client.super_stream('orders').partitions() == ('orders-a', 'orders-b', 'more')
-        found = await query_partitions(client._cluster, 'orders')
+        found = await query_partitions(cluster_of(client), 'orders')
         assert found == ('orders-a', 'orders-b', 'orders-a', 'more')
-        assert await query_route(client._cluster, 'orders', 'c') == ('more', 'orders-a')
+        assert await query_route(cluster_of(client), 'orders', 'c') == ('more', 'orders-a')
 
 
 async def test_user_without_permission(own_broker: RabbitMQ) -> None:

@@ -21,6 +21,7 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
 from tests.examples import examples
+from tests.inside import session_of
 from tests.members import HANG, NewClient, hand_over_late, publish
 from tests.supers import subscribe_to
 
@@ -188,7 +189,7 @@ def orders(*numbers: int) -> Any:
 
 
 def connections(messages: Any) -> list[Any]:
-    session = messages._session
+    session = session_of(messages)
     sessions = session.sessions.values() if hasattr(session, 'sessions') else [session]
     return [item.registration.connection for item in sessions]
 

@@ -16,6 +16,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, refuse
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of, session_of
 
 
 @pytest.fixture
@@ -65,10 +66,10 @@ async def test_loss_of_a_dropped_subscription_is_not_logged(
     ):
         held = [client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)]
         assert await anext(held[0]) == b'x'
-        registration = held[0]._session.registration
+        registration = session_of(held[0]).registration
         held.clear()
         registration.on_metadata_update('test')  # before the turn that releases the subscription
-        await until(lambda: not client._cluster.registrations, 'the subscription is released')
+        await until(lambda: not cluster_of(client).registrations, 'the subscription is released')
     assert not caplog.records
 
 
@@ -117,7 +118,7 @@ async def test_subscription_dropped_while_others_are_notified(how: str) -> None:
             assert await anext(messages) == b'x'
         held = [dropped]
         del messages, dropped
-        session = kept._session
+        session = session_of(kept)
         connection = session.registration.connection
         assert connection is not None
         with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +145,7 @@ async def test_subscription_dropped_during_its_state_change(
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         held = [client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)]
         assert await anext(held[0]) == b'x'
-        registration = held[0]._session.registration
+        registration = session_of(held[0]).registration
         assert registration.connection is not None
 
         def drop(record: logging.LogRecord) -> bool:
@@ -176,7 +177,7 @@ async def test_publisher_that_fails_to_open_keeps_nothing(how: str) -> None:
         with pytest.raises((ProtocolError, asyncio.CancelledError)):
             await opening
         await client.disconnect()
-        cluster = weakref.ref(client._cluster)
+        cluster = weakref.ref(cluster_of(client))
         del client, opening
         await asyncio.sleep(0)
         assert cluster() is None

@@ -14,6 +14,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of
 from tests.members import NewClient, publish, take, until_active
 from tests.reading import filled
 from tests.supers import subscribe_to
@@ -41,7 +42,7 @@ def publisher(client: rbs.StreamsClient, kind: str, name: str) -> Any:
 
 def registered(client: rbs.StreamsClient) -> int:
     """The number of publishers and subscriptions that the client keeps open."""
-    return len(client._cluster.registrations)
+    return len(cluster_of(client).registrations)
 
 
 # -- on every broker
@@ -206,7 +207,7 @@ async def test_cancelled_while_it_opens(kind: str, options: dict[str, Any]) -> N
         memory.create_super_stream('super_stream', partitions=3)
 
         def declared() -> list[Any]:
-            return [item for stream in memory._cluster.streams() for item in stream.clients]
+            return [item for stream in cluster_of(memory).streams() for item in stream.clients]
 
         for turns in count(1):
             messages = subscribe(client, kind, kind, **options)

@@ -14,13 +14,14 @@ import pytest
 import uvloop
 
 import rbfly.streams as rbs
-from rbfly.streams import watchdog
+from rbfly.streams._consume import watchdog
 from rbfly.streams.error import EventLoopError, MessageTimeout
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Handler
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of, core_of, cursor_of, session_of, window_of
 from tests.supers import subscribe_to
 
 T = TypeVar('T', bound=Callable[..., object] | type)
@@ -76,7 +77,7 @@ async def test_publisher_refuses_another_thread(cls: type[Any]) -> None:
             calls.append(publisher.flush)
         for call in calls:
             assert isinstance(in_thread(call), EventLoopError)
-        assert publisher._core.window.unsettled == 0
+        assert window_of(publisher).unsettled == 0
     assert wire.PUBLISH not in fake.connections[1].commands()
 
 
@@ -87,9 +88,9 @@ async def test_busy_publisher_refuses_another_thread() -> None:
         client.publisher('test') as publisher,
     ):
         sending = [asyncio.create_task(publisher.send(i)) for i in range(3)]
-        if not publisher._core.scheduled:  # without eager tasks, they have not started yet
+        if not core_of(publisher).scheduled:  # without eager tasks, they have not started yet
             await asyncio.sleep(0)
-        assert publisher._core.scheduled
+        assert core_of(publisher).scheduled
         assert isinstance(in_thread(lambda: publisher.send('x')), EventLoopError)
         await asyncio.gather(*sending)
         assert publisher.message_id == 4
@@ -112,7 +113,7 @@ async def test_subscription_refuses_another_thread() -> None:
         assert isinstance(in_thread(messages.__anext__), EventLoopError)
         stream.append(b'y')
         stream.append(b'z')
-        await until(lambda: len(messages._session.cursor.queue.chunks) == 2, 'both chunks arrive')
+        await until(lambda: len(cursor_of(messages).queue.chunks) == 2, 'both chunks arrive')
         assert await anext(messages) == b'y'
         for call in calls:
             assert isinstance(in_thread(call), EventLoopError)
@@ -126,7 +127,7 @@ def test_client_can_be_used_in_one_loop_after_another() -> None:
 
     async def use() -> None:
         async with FakeBroker() as fake:
-            client._cluster.settings = rbs.streams_client(fake.uri)._cluster.settings
+            cluster_of(client).settings = cluster_of(rbs.streams_client(fake.uri)).settings
             await client.get_protocol()
             with pytest.raises(EventLoopError):
                 raise in_thread(client.get_protocol) or AssertionError
@@ -169,7 +170,7 @@ class Left:
         self.messages._waiter.timeout = HANG
         waiting = asyncio.ensure_future(self.messages.__anext__())
         await until(
-            lambda: self.messages._session._watchdog.timer is not None, 'the watchdog is started'
+            lambda: session_of(self.messages)._watchdog.timer is not None, 'the watchdog is started'
         )
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -182,13 +183,13 @@ class Left:
     async def receive(self, *messages: bytes) -> None:
         for message in messages:
             self.stream.append(message)
-        chunks = self.messages._session.cursor.queue.chunks
+        chunks = session_of(self.messages).cursor.queue.chunks
         await until(lambda: len(chunks) == len(messages), 'all chunks arrive')
 
     async def resume(self, use: Callable[[], Awaitable[object]]) -> object:
         """Use the subscription in another event loop, with another broker."""
         async with FakeBroker(on=self.stream.handlers()) as fake:
-            self.client._cluster.settings = rbs.streams_client(fake.uri)._cluster.settings
+            cluster_of(self.client).settings = cluster_of(rbs.streams_client(fake.uri)).settings
             self.messages._waiter.timeout = HANG
             try:
                 return await use()
@@ -267,7 +268,7 @@ class TestNextLoop:
         async def use() -> object:
             waiting = asyncio.ensure_future(left.messages.__anext__())
             await until(
-                lambda: left.messages._session.registration.is_open, 'the subscription is open'
+                lambda: session_of(left.messages).registration.is_open, 'the subscription is open'
             )
             stream.reader.live = False
             stream.append(b'x')
@@ -387,9 +388,7 @@ def test_next_loop_delivers_messages_without_the_connection_they_came_from(
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
         kept.append((client, messages))
         first = await anext(messages)
-        await until(
-            lambda: len(messages._session.cursor.queue.chunks) == 2, 'the other chunks arrive'
-        )
+        await until(lambda: len(cursor_of(messages).queue.chunks) == 2, 'the other chunks arrive')
         return first
 
     async def resume() -> Any:
@@ -462,7 +461,7 @@ def test_next_loop_after_one_that_was_closed_while_a_task_waited_to_write() -> N
         client = rbs.streams_client(broker.uri)
 
         async def wait() -> asyncio.Task[Any]:
-            connection = await client._cluster.locator()
+            connection = await cluster_of(client).locator()
             connection.pause_writing()
             waiting = asyncio.create_task(connection.wait_writable())
             await asyncio.sleep(0)
@@ -478,7 +477,7 @@ def test_next_loop_after_one_that_was_closed_while_a_task_waited_to_write() -> N
 
 @leaves_sockets
 def test_partitions_open_in_another_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.AT_ONCE', 1)
     with StreamBroker() as broker:
         broker.create_super_stream('orders', partitions=3)
         for i in range(3):

@@ -13,6 +13,7 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
+from tests.inside import cluster_of, session_of
 
 HANG = 20.0  # seconds; only a safeguard
 BASES = (
@@ -35,13 +36,13 @@ async def find(found: events.Events, kind: type[E]) -> E:
 
 
 def queue_of(client: rbs.StreamsClient) -> list[object]:
-    observers = client._cluster.observers._observers
+    observers = cluster_of(client).observers._observers
     return [item for item in observers if isinstance(item, events.EventQueue)]
 
 
 def cut(owner: Any) -> None:
     """Cut the connection of a publisher or subscription."""
-    owner._session.registration.connection._transport.abort()
+    session_of(owner).registration.connection._transport.abort()
 
 
 # -- classes
@@ -108,7 +109,7 @@ async def test_events_until_the_client_disconnects(client: rbs.StreamsClient, st
     assert {type(event) for event in kinds} == {events.ConnectionOpened}
     roles = {event.role for event in kinds if isinstance(event, events.ConnectionOpened)}
     assert 'publish' in roles
-    port = client._cluster.settings.infos[0].address.port
+    port = cluster_of(client).settings.infos[0].address.port
     assert all(event.node.endswith(f':{port}') for event in kinds if hasattr(event, 'node'))
     assert not queue_of(client)
 

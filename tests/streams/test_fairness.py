@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams import send_many
-from rbfly.streams.waiting import TURN, let_others_run
+from rbfly.streams._publish import send_many
+from rbfly.streams._waiting import TURN, let_others_run
 from rbfly.testing import StreamBroker
 from tests.reading import filled, reading
 

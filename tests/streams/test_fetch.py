@@ -9,12 +9,13 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.protocol.compression import Compression
-from rbfly.streams._iteration import SubscriptionBase
-from rbfly.streams.reading import Ended
+from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume.waiter import Ended
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
+from tests.inside import cursor_of, session_of
 from tests.reading import filled, reading
 from tests.streams.test_reading import Reader, waiting
 
@@ -74,7 +75,7 @@ async def test_fetch_without_waiting(client: rbs.StreamsClient, stream: str) -> 
     assert not await asyncio.wait_for(messages.fetch(timeout=0), HANG)
     async with client.publisher(stream) as publisher:
         await publisher.send('a')
-    await until(lambda: messages._session.cursor.has_messages, 'the message arrives')
+    await until(lambda: cursor_of(messages).has_messages, 'the message arrives')
     assert [*await messages.fetch(timeout=0)] == ['a']
     for timeout in (-1, float('nan')):
         with pytest.raises(ValueError, match='timeout must be 0 or more seconds'):
@@ -126,7 +127,7 @@ async def test_fetch_of_a_subscription_that_has_ended(
     fetching: asyncio.Future[Any] | None = None
     if 'waits' in how:
         fetching = asyncio.create_task(messages.fetch(10))
-        await until(messages._session._waiter.is_waiting, 'the task waits')
+        await until(session_of(messages)._waiter.is_waiting, 'the task waits')
     if 'stop' in how:
         messages.stop()
     else:
@@ -143,7 +144,7 @@ async def test_fetch_of_a_subscription_that_has_ended(
 async def test_fetch_while_another_task_reads(client: rbs.StreamsClient, stream: str) -> None:
     async with client.subscribe(stream) as messages:
         reading = asyncio.create_task(anext(messages, None))
-        await until(messages._session._waiter.is_waiting, 'the task waits')
+        await until(session_of(messages)._waiter.is_waiting, 'the task waits')
         with pytest.raises(rbs.SubscriptionError, match='another task'):
             await messages.fetch()
         messages.stop()
@@ -175,7 +176,7 @@ async def test_arguments_of_fetch(arguments: Any, error: type[Exception]) -> Non
 
 async def test_fetch_joins_the_chunks_that_have_arrived() -> None:
     async with reading(filled(2, 1, 3)) as messages:
-        chunks = messages._session.cursor.queue.chunks
+        chunks = cursor_of(messages).queue.chunks
         await messages.open()
         await until(lambda: len(chunks) == 3, 'all chunks have arrived')
         assert list(await messages.fetch(5)) == [b'0', b'1', b'2', b'3', b'4']
@@ -191,7 +192,7 @@ async def test_fetch_raises_an_error_after_the_messages_before_it() -> None:
             memory.corrupt_chunk()
             memory.publish('test', 2)
             memory.publish('test', 3)
-            chunks = messages._session.cursor.queue.chunks
+            chunks = cursor_of(messages).queue.chunks
             await until(lambda: len(chunks) == 3, 'all chunks have arrived')
             assert list(await messages.fetch()) == [0, 1]
             with pytest.raises(rbs.ChunkError):
@@ -208,7 +209,7 @@ async def test_reconnect_during_fetch() -> None:
     ):
         assert await drain(messages, 2) == [b'0', b'1']
         fetching = asyncio.create_task(drain(messages, 2))
-        await until(messages._session._waiter.is_waiting, 'the task waits')
+        await until(session_of(messages)._waiter.is_waiting, 'the task waits')
         fake.connection.transport.abort()
         await until(lambda: len(stream.readers) == 2, 'the client has subscribed again')
         stream.append(b'2', b'3')
@@ -284,7 +285,7 @@ async def test_close_during_fetch_that_lets_others_run() -> None:
     ):
         messages = client.subscribe('test')
         fetching = asyncio.create_task(messages.fetch())
-        await until(messages._session._waiter.is_waiting, 'the task waits')
+        await until(session_of(messages)._waiter.is_waiting, 'the task waits')
         await messages.aclose()
         with pytest.raises(rbs.SubscriptionClosed):
             await fetching

@@ -14,6 +14,7 @@ from rbfly.net.observer import Observer
 from rbfly.streams.error import OffsetGapError, StreamConnectionError, StreamDoesNotExist
 from tests import fake as wire
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of
 from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
@@ -26,7 +27,7 @@ class Gaps(Observer):
 
     def __init__(self, client: rbs.StreamsClient) -> None:
         self.found: list[tuple[str, int, int]] = []
-        client._cluster.observers.add(self)
+        cluster_of(client).observers.add(self)
 
     def on_gap(self, stream: str, wanted: int, first: int) -> None:
         self.found.append((stream, wanted, first))
@@ -125,7 +126,7 @@ async def test_warning_at_the_start(
     [(stream, missing, now)] = gaps.found
     assert (stream, missing) == (short, 5)
     assert now >= first
-    lines = [record for record in caplog.records if record.name == 'rbfly.streams.gaps']
+    lines = [record for record in caplog.records if record.name == 'rbfly.streams']
     [line] = lines
     assert line.levelno == logging.WARNING
     assert f'begins at offset {now}' in line.getMessage()
@@ -170,7 +171,7 @@ async def test_gap_can_be_ignored(
         await anext(messages)
         assert offset() >= first
     assert gaps.found == []
-    assert not [record for record in caplog.records if record.name == 'rbfly.streams.gaps']
+    assert not [record for record in caplog.records if record.name == 'rbfly.streams']
 
 
 async def test_gap_after_a_reconnect(client: rbs.StreamsClient, short: str) -> None:

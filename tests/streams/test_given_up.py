@@ -12,7 +12,8 @@ from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo
-from tests.streams.test_sending import Connection, World, session, session_of, task_factory, turn
+from tests.inside import core_of, window_of
+from tests.streams.test_sending import Connection, World, open_session, session, task_factory, turn
 
 __all__ = ['task_factory']
 
@@ -42,7 +43,7 @@ async def test_error_says_whether_the_message_was_sent(task_factory: Any) -> Non
 async def test_message_queued_after_a_connection_loss_was_not_sent(task_factory: Any) -> None:
     world = World(task_factory)
     sent = await world.senders(1)
-    world.publisher._core.suspend()
+    core_of(world.publisher).suspend()
     await check_errors_after_close(world, sent, await world.senders(2))
 
 
@@ -75,13 +76,13 @@ def test_sub_entry_too_large_for_the_new_frame_size_is_refused_as_a_whole() -> N
 
 async def test_error_names_the_sub_entry_that_is_too_large() -> None:
     core = rbs.Publisher._new_core(PublisherInfo('stream', sub_entry_size=3))
-    session = session_of(Connection(), core)
+    session = open_session(Connection(), core)
     publisher = rbs.Publisher(session, object())
-    publisher._core.suspend()
+    core_of(publisher).suspend()
     tasks = [asyncio.create_task(publisher.send(b'x' * 30)) for _ in range(3)]
     await turn()
     assert not [task for task in tasks if task.done()]
-    for waiter in publisher._core.window.replay(3, 100):
+    for waiter in window_of(publisher).replay(3, 100):
         session.settle(waiter)
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(outcome, PublishError)

@@ -23,6 +23,7 @@ from rbfly.streams.error import (
 )
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import connection_of, core_of, window_of
 from tests.streams.test_publish import stored
 
 SOON = 0.02  # seconds
@@ -43,7 +44,7 @@ async def lose(proxy: Proxy, publisher: Any) -> None:
     """Begin an outage, and wait until the publisher has noticed."""
     proxy.refuse()
     proxy.cut()
-    await until(lambda: publisher._core.connection is None, 'the connection was lost')
+    await until(lambda: connection_of(publisher) is None, 'the connection was lost')
 
 
 async def give_up(publisher: rbs.Publisher, message: Any, how: str) -> ConfirmTimeout | None:
@@ -85,7 +86,7 @@ async def test_message_given_up_in_an_outage_is_not_stored(
         if error is not None:
             assert (error.outcome, error.retriable) == ('not_sent', True)
             assert re.search(r'it could not send .*, and withdrew it', str(error))
-        assert publisher._core.window.unsettled == 2
+        assert window_of(publisher).unsettled == 2
         proxy.accept()
         await asyncio.gather(*others)
     assert await stored(client, stream) == [b'before', b'other 0', b'other 1', b'other 2']
@@ -133,9 +134,9 @@ async def test_withdrawn_message_frees_its_place(proxy: Proxy, stream: str) -> N
         assert (caught.value.outcome, caught.value.retriable) == ('not_sent', True)
         waiting = asyncio.create_task(publisher.send('waiting'))
         await asyncio.sleep(0)
-        assert publisher._core.window.next_id == 3
+        assert window_of(publisher).next_id == 3
         first.cancel()
-        await until(lambda: publisher._core.window.next_id == 4, 'the message took the place')
+        await until(lambda: window_of(publisher).next_id == 4, 'the message took the place')
         proxy.accept()
         await asyncio.gather(second, waiting)
 
@@ -152,7 +153,7 @@ async def test_ten_thousand_timeouts_at_once(
         late = [task for i, task in enumerate(tasks) if i % 10]
         outcomes = await asyncio.gather(*late, return_exceptions=True)
         assert {getattr(ex, 'outcome', ex) for ex in outcomes} == {'not_sent'}
-        assert publisher._core.window.unsettled == 1000
+        assert window_of(publisher).unsettled == 1000
         proxy.accept()
         await asyncio.gather(*tasks[::10])
     assert await stored(client, stream) == [b'%d' % i for i in range(0, 10_000, 10)]
@@ -231,12 +232,12 @@ async def test_only_a_named_publisher_resends_a_message_given_up_in_flight(
         if error is not None:
             assert (error.outcome, error.retriable) == ('unknown', False)
             assert str(error).endswith('; it may still be stored')
-        assert publisher._core.window.awaited == 1
+        assert window_of(publisher).awaited == 1
         await asyncio.sleep(0)
         proxy.cut()
         proxy.resume()
         await asyncio.gather(first, last)
-        await until(lambda: not publisher._core.window.unsettled, 'all messages were confirmed')
+        await until(lambda: not window_of(publisher).unsettled, 'all messages were confirmed')
     given_up = [b'given up'] if name else []
     assert await stored(client, stream) == [b'before', b'first', *given_up, b'last']
 
@@ -286,7 +287,7 @@ async def test_context_is_joined_although_the_window_is_full(
         messages = explicit(1, b'one'), explicit(1, b'one'), explicit(3, b'three')
         tasks = [asyncio.create_task(publisher.send(message)) for message in messages]
         await asyncio.sleep(0)
-        assert publisher._core.window.unsettled == 1
+        assert window_of(publisher).unsettled == 1
         proxy.accept()
         await asyncio.gather(*tasks)
     assert await stored(client, stream) == [b'one', b'three']
@@ -574,7 +575,7 @@ async def test_send_many_of_a_list_needs_no_capacity_after_the_last_message() ->
             first = asyncio.create_task(publisher.send('x'))
             call = asyncio.create_task(publisher.send_many(['y']))
             await broker.wait_for('orders', 2)
-            assert not publisher._core.capacity.waiting
+            assert not core_of(publisher).capacity.waiting
             broker.heal()
             assert await call == 1
             await first
@@ -611,6 +612,6 @@ async def test_recovery_does_not_depend_on_retriable(
     monkeypatch.setattr(StreamConnectionError, 'retriable', retriable)
     async with client.publisher(stream) as publisher:
         await publisher.send('x')
-        connection: Any = publisher._core.connection
+        connection: Any = connection_of(publisher)
         connection.abort(StreamConnectionError('cut by the test'))
         await publisher.send('y')

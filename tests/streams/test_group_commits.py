@@ -7,6 +7,7 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.inside import session_of
 from tests.members import HANG, NewClient, Reader, publish, take, until_active
 from tests.supers import subscribe_to
 
@@ -17,7 +18,7 @@ MANUAL: dict[str, Any] = {
 
 
 async def lose_activity(messages: rbs.Subscription) -> None:
-    connection = messages._session.registration.connection
+    connection = session_of(messages).registration.connection
     assert connection is not None
     connection.abort()
     await until_active(messages, False)
@@ -170,7 +171,7 @@ async def test_offset_is_written_on_the_connection_of_the_active_member(
     first = client.subscribe(stream, group=group, **options)
     assert await take(first, 5) == [*range(5)]
     await client.write_offset(stream, group, 3, wait=True)
-    connection = first._session.registration.connection
+    connection = session_of(first).registration.connection
     assert connection is not None
     sent = connection.requests_sent
     await client.write_offset(stream, group, 4, wait=wait)
@@ -198,10 +199,10 @@ async def test_offset_is_not_written_again_after_a_lost_connection(
         stream, group=group, offset=rbs.Offset.FIRST, commit='manual'
     ) as messages:
         assert await take(messages, 5) == [*range(5)]
-        connection = messages._session.registration.connection
+        connection = session_of(messages).registration.connection
         assert connection is not None
         if wait:
-            connection.write = lambda data: None  # type: ignore[method-assign]
+            connection.write = lambda data: None
         else:
             connection.pause_writing()
         writing = asyncio.ensure_future(client.write_offset(stream, group, 4, wait=wait))
@@ -261,7 +262,7 @@ async def test_close_of_a_member_reports_an_offset_that_it_could_not_store(
     options: dict[str, Any] = {'group': group, 'commit': 'auto', 'offset': rbs.Offset.FIRST}
     messages = subscribe_to(client, name, super_stream=kind == 'super', **options)
     await take(messages, 60)
-    session = messages._session
+    session = session_of(messages)
     parts = [session] if kind == 'single' else [*session.sessions.values()]
     connections = {item.registration.connection for item in parts}
     for connection in connections:

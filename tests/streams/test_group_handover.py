@@ -13,13 +13,15 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key
-from rbfly.streams import events, watchdog
-from rbfly.streams.group import Activity, Member
-from rbfly.streams.offsets import end_of_messages
+from rbfly.streams import events
+from rbfly.streams._consume import watchdog
+from rbfly.streams._group.member import Activity, Member
+from rbfly.streams._offsets.queries import end_of_messages
 from rbfly.testing import StreamBroker
 from rbfly.testing.group import ACTIVE, WAITING
 from rbfly.testing.stream import Stream
 from tests.brokers import until
+from tests.inside import cluster_of, cursor_of, session_of
 from tests.members import take
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
@@ -42,7 +44,7 @@ async def client(broker: StreamBroker) -> AsyncIterator[rbs.StreamsClient]:
 
 
 def member_of(messages: Any) -> Member:
-    found = messages._session._member
+    found = session_of(messages)._member
     assert isinstance(found, Member)
     return found
 
@@ -52,7 +54,7 @@ class Answers:
 
     def __init__(self, messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: list[tuple[int, rbs.Offset | None]] = []
-        connection = messages._session.registration.connection
+        connection = session_of(messages).registration.connection
         write = connection.write
 
         def record(data: bytes) -> None:
@@ -125,10 +127,10 @@ async def test_handover_returns_the_credit(broker: StreamBroker, client: rbs.Str
         broker.publish('orders', number)
     async with client.subscribe('orders', initial_credit=3, **OPTIONS) as messages:
         assert await anext(messages) == 0
-        [found] = broker._cluster.groups[broker._stream('orders', None), GROUP].members
+        [found] = cluster_of(broker).groups[broker._stream('orders', None), GROUP].members
 
         def returned() -> bool:
-            return found._next == 6 and found._credit >= 3
+            return bool(found._next == 6 and found._credit >= 3)
 
         await until(lambda: broker._call(lambda: found._credit) == 0, 'three chunks are sent')
         member_of(messages)._on_update(100, False)
@@ -143,7 +145,7 @@ async def test_update_for_a_subscription_that_has_ended(
     async with client.subscribe('orders', **OPTIONS) as messages:
         assert await anext(messages) == 0
         answers = Answers(messages, monkeypatch)
-        registration: Any = messages._session.registration
+        registration: Any = session_of(messages).registration
         connection, found = registration.connection, registration.id
         registration.reset()
         request = commands.ConsumerUpdate(found, True).encode(100)
@@ -178,7 +180,7 @@ async def test_limit_for_a_member_that_is_active_again(
     client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must answer the first update, too, before the broker closes the connection."""
-    monkeypatch.setattr('rbfly.streams.group.STORE_TIMEOUT', 0.001)
+    monkeypatch.setattr('rbfly.streams._group.member.STORE_TIMEOUT', 0.001)
     hang = False
 
     async def ask(stream: str) -> rbs.Offset:
@@ -219,11 +221,11 @@ async def test_deactivated_while_it_determines_its_start(client: rbs.StreamsClie
 async def test_handover_drops_a_batch_that_waits_for_more(client: rbs.StreamsClient) -> None:
     async with client.subscribe('orders', **OPTIONS) as messages:
         waiting = asyncio.ensure_future(anext(messages.batches(max_wait=0.05)))
-        await until(lambda: messages._session.cursor.has_messages, 'the batch waits')
+        await until(lambda: cursor_of(messages).has_messages, 'the batch waits')
         member_of(messages)._on_update(100, False)
         await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
         await asyncio.sleep(0.1)  # longer than the batch would have waited
-        connection: Any = messages._session.registration.connection
+        connection: Any = session_of(messages).registration.connection
         connection._transport.abort()  # joins again
         assert [*await asyncio.wait_for(waiting, HANG)] == [*range(10)]
 
@@ -247,7 +249,7 @@ async def test_late_answer_that_starts_delivery(monkeypatch: pytest.MonkeyPatch)
             await second.open()
             reading = asyncio.ensure_future(take(second, 79))
             left = asyncio.Event()
-            registration = second._session.registration
+            registration = session_of(second).registration
             reset = registration.reset
 
             def leave() -> object:
@@ -257,7 +259,7 @@ async def test_late_answer_that_starts_delivery(monkeypatch: pytest.MonkeyPatch)
             monkeypatch.setattr(registration, 'reset', leave)
 
             def update() -> None:
-                found = broker._cluster.groups[broker._stream('orders', None), GROUP].members
+                found = cluster_of(broker).groups[broker._stream('orders', None), GROUP].members
                 found[0].state, found[1].state = WAITING, ACTIVE
                 found[1].notify(False)
                 found[1].notify(True)
@@ -311,7 +313,7 @@ async def test_stopped_member_does_not_become_active(client: rbs.StreamsClient) 
     member = member_of(messages)
     member._on_update(100, False)
     member._on_update(101, True)
-    assert messages._session.registration.connection is None
+    assert session_of(messages).registration.connection is None
     with pytest.raises(StopAsyncIteration):
         await asyncio.wait_for(anext(messages), HANG)
 
@@ -395,7 +397,7 @@ async def test_silent_stream(
         waiting = asyncio.ensure_future(anext(messages))
         await asyncio.wait_for(looked.wait(), HANG)
         assert messages.active
-        [member] = broker._cluster.groups[broker._stream('orders', None), GROUP].members
+        [member] = cluster_of(broker).groups[broker._stream('orders', None), GROUP].members
         member._delivering = False
         broker.publish('orders', 'new')
         assert await asyncio.wait_for(waiting, HANG) == 0  # nothing was stored
@@ -412,7 +414,7 @@ async def test_commit_of_an_earlier_activity(
     async with client.subscribe('orders', **options) as messages:
         assert await take(messages, 5) == [*range(5)]
         await messages.commit(0)
-        lock = messages._session.commits._lock
+        lock = session_of(messages).commits._lock
         assert lock is not None
         async with lock:
             committing = asyncio.ensure_future(messages.commit())
@@ -508,7 +510,7 @@ async def test_dropped_member_is_released(broker: StreamBroker, client: rbs.Stre
         )
         assert await anext(messages) == 0
         assert await anext(messages) == 1
-        session = weakref.ref(messages._session)
+        session = weakref.ref(session_of(messages))
         del messages
         await until(lambda: session() is None, 'the session is released')
     finally:

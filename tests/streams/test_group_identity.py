@@ -12,6 +12,7 @@ from rbfly.streams import events
 from rbfly.streams.error import StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from rbfly.testing.stream import Stream
+from tests.inside import session_of
 from tests.members import HANG, Kept, NewClient, publish, take, until_active
 
 OLD, NEW = 50, 20
@@ -25,7 +26,7 @@ async def recreate(client: rbs.StreamsClient, stream: str, numbers: range) -> No
 
 def hold(messages: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
     """Let the member reconnect only after the returned function is called."""
-    session = messages._session
+    session = session_of(messages)
     prepare, go = session.prepare, asyncio.Event()
 
     async def wait(*args: Any) -> Any:
@@ -40,7 +41,7 @@ def hold(messages: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitab
 
 
 def cut(messages: Any) -> None:
-    messages._session.registration.connection._transport.abort()
+    session_of(messages).registration.connection._transport.abort()
 
 
 async def replace(
@@ -227,7 +228,7 @@ async def test_partition_that_was_bound_again_is_the_same_stream(
     async def query(*_: Any) -> tuple[str, ...]:
         return tuple(bound)
 
-    monkeypatch.setattr('rbfly.streams.merged.query_partitions', query)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.query_partitions', query)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
         broker.publish('orders-0', *range(OLD))

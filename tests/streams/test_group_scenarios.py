@@ -10,6 +10,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
+from tests.inside import session_of
 from tests.members import NewClient, Reader, publish, take, until_active
 
 AUTO: dict[str, Any] = {'commit': 'auto', 'offset': rbs.Offset.FIRST}
@@ -241,7 +242,7 @@ async def test_killed_connection_activates_another_member_and_events_tell(
     await until_active(first.messages)
     second = Reader(other.subscribe(stream, group=group, **AUTO))
     await second.messages.open()
-    first.messages._session.registration.connection._transport.abort()
+    session_of(first.messages).registration.connection._transport.abort()
     await until_active(second.messages)
     await publish(clients(), stream, range(10))
     await until(lambda: len(second.bodies) == 10, 'the second member reads')

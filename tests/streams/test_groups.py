@@ -10,6 +10,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
+from tests.inside import session_of
 from tests.members import NewClient, Reader, publish, take, until_active
 
 # -- a stream
@@ -129,7 +130,7 @@ async def test_killed_connection_of_the_active_member(
     client = clients()
     await publish(client, stream, range(10))
     await until(lambda: len(first.bodies) == 10, 'the group has changed')
-    first.messages._session.registration.connection._transport.abort()
+    session_of(first.messages).registration.connection._transport.abort()
     await until_active(second.messages)
     await publish(client, stream, range(10, 20))
     await until(lambda: 19 in second.bodies, 'the group has changed')
@@ -153,7 +154,7 @@ async def test_a_member_that_lost_its_activity_stores_nothing(
     await publish(client, stream, range(10))
     async with client.subscribe(stream, **options) as first:
         assert await take(first, 5) == [*range(5)]
-        connection: Any = first._session.registration.connection
+        connection: Any = session_of(first).registration.connection
         connection._transport.abort()
         await until_active(first, False)
         for offset in (None, 3):
@@ -283,7 +284,7 @@ async def test_late_handover(clients: NewClient, super_stream: str, group: str) 
     first: Any = client.super_stream(super_stream).subscribe(**options)
     assert await take(first, 3) == [0, 1, 2]
     await until(lambda: len(first.active) == 3, 'all partitions are active')
-    member = first._session.sessions[partition]._member
+    member = session_of(first).sessions[partition]._member
     patient, member.group = member.group, replace(member.group, handover_timeout=0.01)
     second = Reader(clients().super_stream(super_stream).subscribe(**options))
     await until(lambda: len(second.bodies) == 8, 'the second member has read the rest')

@@ -5,6 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 import rbfly.streams as rbs
+from tests.inside import session_of
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 
@@ -18,7 +19,7 @@ async def test_member_that_joins_again_stores_its_offset(broker_uri: str, stream
         )
         await publisher.send_many(range(3))
         assert [await anext(messages) for _ in range(3)] == [0, 1, 2]
-        messages._session.registration.connection._transport.abort()
+        session_of(messages).registration.connection._transport.abort()
         await publisher.send_many(range(3, 20))
         while await anext(messages) != 19:
             pass

@@ -16,6 +16,7 @@ from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake_stream import FakeStream
+from tests.inside import cursor_of, session_of
 from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
@@ -52,11 +53,11 @@ async def recreate(
 async def wait_briefly(messages: rbs.Subscription, delivered: bool) -> None:
     """Start waiting for a message; stop when the client has subscribed or read the last chunk."""
     waiting = asyncio.ensure_future(anext(messages))
-    queue, registration = messages._session.cursor.queue, messages._session.registration
+    queue, registration = cursor_of(messages).queue, session_of(messages).registration
     await until(lambda: registration.is_open, 'the client has subscribed')
     if delivered:
         await until(
-            lambda: messages._session.cursor.position is not None and not queue.chunks,
+            lambda: cursor_of(messages).position is not None and not queue.chunks,
             'the last chunk is read',
         )
     waiting.cancel()
@@ -269,8 +270,8 @@ async def test_no_offset_is_stored_until_the_stream_is_recognized(
         stream.recreate()
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
-        store = Mock(wraps=messages._session._tracker.store)  # type: ignore[union-attr]
-        monkeypatch.setattr(messages._session._tracker, 'store', store)
+        store = Mock(wraps=session_of(messages)._tracker.store)
+        monkeypatch.setattr(session_of(messages)._tracker, 'store', store)
         await until(lambda: store.call_count > 2, 'the interval has passed twice')
         waiting.cancel()
         await asyncio.wait([waiting])

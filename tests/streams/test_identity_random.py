@@ -23,6 +23,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame
 from tests.fake_stream import FakeStream, Reader
+from tests.inside import cursor_of
 
 HANG = 60.0  # seconds; only a safeguard
 MOVED = wire.frame(wire.METADATA_UPDATE, struct.pack('>H', 0x06) + wire.string('test'))
@@ -279,7 +280,7 @@ async def run(source: random.Random) -> None:
     ):
         reading = asyncio.ensure_future(history.read(messages))
         known = (
-            (lambda: messages._session.cursor.position is not None)
+            (lambda: cursor_of(messages).position is not None)
             if start
             else (lambda: bool(stream.readers))
         )

@@ -9,6 +9,7 @@ import rbfly.streams as rbs
 from rbfly.error import AMQPDecoderError
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import cursor_of
 
 HANG = 20.0  # seconds; only a safeguard
 
@@ -61,7 +62,7 @@ async def test_iteration_raises_the_error_and_continues(
         await client.create_stream('orders')
         memory.publish('orders', 0)
         async with client.subscribe('orders', **options) as messages:
-            chunks = messages._session.cursor.queue.chunks
+            chunks = cursor_of(messages).queue.chunks
             async for item in messages:
                 found.append(item)
                 break

@@ -12,6 +12,7 @@ from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.inside import cursor_of, session_of
 from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
@@ -71,7 +72,7 @@ async def test_timeout_of_the_subscription_applies_to_the_first_message(
 
 async def test_max_wait_of_zero_joins_what_has_arrived() -> None:
     async with reading(filled(2, 1, 3)) as messages:
-        chunks = messages._session.cursor.queue.chunks
+        chunks = cursor_of(messages).queue.chunks
         await messages.open()
         await until(lambda: len(chunks) == 3, 'all chunks have arrived')
         assert list(await anext(messages.batches(max_wait=0))) == bodies(0, 6)
@@ -151,7 +152,7 @@ async def test_messages_before_the_batch_are_finished_while_it_waits() -> None:
         joining = asyncio.ensure_future(anext(batches))
         stream.append(b'3')
         await asyncio.sleep(5)
-        assert messages._session.cursor.finished == 2
+        assert cursor_of(messages).finished == 2
         joining.cancel()
         await asyncio.wait([joining])
 
@@ -171,7 +172,7 @@ async def test_stop_drops_a_batch_that_waits_for_more(
             assert list(await anext(batches)) == [*range(5)]
             joining = asyncio.ensure_future(anext(batches, None))
             await publisher.send(5)
-            await until(lambda: messages._session.cursor.position == 6, 'the message has joined')
+            await until(lambda: cursor_of(messages).position == 6, 'the message has joined')
             messages.stop()
             assert await joining is None
             assert await client.read_offset(stream, 'reader') == 4
@@ -199,7 +200,7 @@ async def test_reconnect_during_a_batch(cuts: int) -> None:
         working = asyncio.create_task(read())
 
         async def lose(at: int) -> None:
-            await until(lambda: messages._session.cursor.position == at, 'it has joined')
+            await until(lambda: cursor_of(messages).position == at, 'it has joined')
             readers = len(stream.readers)
             fake.connections[-1].transport.abort()
             await until(lambda: len(stream.readers) > readers, 'it has subscribed again')
@@ -220,7 +221,7 @@ async def test_messages_are_delivered_before_the_stream_is_found_deleted() -> No
         client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
     ):
         joining = asyncio.ensure_future(anext(messages.batches(max_wait=HANG)))
-        await until(lambda: messages._session.cursor.position == 2, 'the messages have joined')
+        await until(lambda: cursor_of(messages).position == 2, 'the messages have joined')
         stream.on_subscribe = lambda reader: 0x02
         fake.connection.transport.abort()
         assert list(await joining) == bodies(0, 2)
@@ -240,7 +241,7 @@ async def test_messages_are_delivered_before_the_stream_is_found_replaced() -> N
         client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
     ):
         joining = asyncio.ensure_future(anext(messages.batches(max_wait=HANG)))
-        await until(lambda: messages._session.cursor.position == 2, 'the messages have joined')
+        await until(lambda: cursor_of(messages).position == 2, 'the messages have joined')
         stream.recreate()
         stream.append(b'new')
         fake.connection.transport.abort()
@@ -255,10 +256,10 @@ async def test_dropped_batch_of_several_chunks_is_received_again() -> None:
     async with reading(stream) as messages:
         assert list(await anext(messages.batches(1))) == [b'0']
         joining = asyncio.ensure_future(anext(messages.batches(max_wait=HANG)))
-        await until(lambda: messages._session.cursor.position == 5, 'the messages have joined')
+        await until(lambda: cursor_of(messages).position == 5, 'the messages have joined')
         joining.cancel()
         await asyncio.wait([joining])
-        session = messages._session
+        session = session_of(messages)
         session.drop_queue()
         session.registration.reset()
         assert list(await anext(messages.batches(4, max_wait=HANG))) == bodies(1, 5)

@@ -8,7 +8,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import ArgumentError
-from rbfly.streams import counting
+from rbfly.streams._offsets import last_messages as counting
 from tests import fake as wire
 from tests.fake_stream import OFFSET, FakeStream, Reader
 from tests.reading import filled, reading

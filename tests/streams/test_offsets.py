@@ -13,12 +13,14 @@ from brokers import RabbitMQ
 from rbfly.net import connection
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol.const import Key
-from rbfly.streams import counting, offsets
-from rbfly.streams.partitions import AT_ONCE
+from rbfly.streams._admin.partitions import AT_ONCE
+from rbfly.streams._offsets import last_messages as counting
+from rbfly.streams._offsets import queries as offsets
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
 from rbfly.testing.stream import Stream
 from tests.brokers import until
+from tests.inside import cluster_of, cursor_of, session_of
 
 HANG = 20.0  # seconds; only a safeguard
 MANUAL = rbs.OffsetTracking('reader', manual=True)
@@ -260,7 +262,7 @@ async def test_commit_does_not_reach_a_new_stream_of_the_same_name() -> None:
                 await anext(messages)
             memory.delete_stream('test')
             memory.create_stream('test')
-            registration = messages._session.registration
+            registration = session_of(messages).registration
             await until(lambda: not registration.is_open, 'the broker has reported the deletion')
             with pytest.raises(rbs.StreamDoesNotExist, match='created again'):
                 await messages.commit()
@@ -348,7 +350,7 @@ async def test_reconnect_does_not_call_the_function(read: int) -> None:
         memory.create_stream('test')
         async with client.subscribe('test', offset=source, timeout=HANG) as messages:
             waiting = asyncio.ensure_future(anext(messages))
-            await until(lambda: messages._session.registration.is_open, 'it is subscribed')
+            await until(lambda: session_of(messages).registration.is_open, 'it is subscribed')
             if read:
                 memory.publish('test', *range(4))
                 assert await waiting == 2
@@ -659,7 +661,7 @@ async def test_lag_is_that_of_the_leader() -> None:
         for node in range(3):
             memory.move_leader('test', node)
             assert await client.lag('test', 'reader') == 3
-            found, is_leader = await client._cluster.leader('test')
+            found, is_leader = await cluster_of(client).leader('test')
             assert is_leader
             assert f':{found.address.port}/' in memory.uris[node]
 
@@ -731,7 +733,7 @@ async def test_resolved_offset_is_where_a_subscription_starts(
 async def test_offset_is_resolved_without_the_request(has_request: bool) -> None:
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
-        found, _ = await client._cluster.leader('test')
+        found, _ = await cluster_of(client).leader('test')
         assert (Key.RESOLVE_OFFSET_SPEC in found.commands) == has_request
         await test_resolved_offset_is_where_a_subscription_starts(client, 'test')
 
@@ -747,7 +749,7 @@ async def test_message_published_meanwhile_is_not_skipped(
         memory.publish('test', 'new')
         return found
 
-    monkeypatch.setattr('rbfly.streams.offsets.counting.chunk_at', publish_after)
+    monkeypatch.setattr('rbfly.streams._offsets.queries.counting.chunk_at', publish_after)
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         assert await client.resolve_offset('test', offset) == 0
@@ -781,7 +783,7 @@ async def test_joined_batch_knows_the_last_committed_chunk(
         waiting = asyncio.ensure_future(
             anext(aiter(messages.batches(max_messages=7, max_wait=HANG)))
         )
-        await until(lambda: messages._session.cursor.position == 4, 'the first chunk has arrived')
+        await until(lambda: cursor_of(messages).position == 4, 'the first chunk has arrived')
         await messages.commit()  # nothing: the batch is not complete
         assert await client.read_offset(stream, 'reader') is None
         await publish(client, stream, *range(3))

@@ -10,6 +10,7 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.inside import session_of
 from tests.members import HANG, NewClient, publish, take, until_active
 from tests.supers import subscribe_to
 
@@ -154,7 +155,7 @@ async def test_hook_waits_for_the_message_in_hand(
     await publish(client, stream, range(10))
     async with join(client, stream, group, note) as messages:
         assert await take(messages, 5) == [*range(5)]
-        messages._session._member._on_update(100, False)
+        session_of(messages)._member._on_update(100, False)
         await client.ping()
         order.append('asks')
         waiting = asyncio.create_task(anext(messages))
@@ -313,7 +314,7 @@ async def test_lost_connection_does_not_call_the_hook(
     closing = asyncio.create_task(messages.aclose()) if running else None
     if closing is not None:
         await called.wait()
-    connection = messages._session.registration.connection
+    connection = session_of(messages).registration.connection
     connection.abort()
     if closing is not None:
         with pytest.raises(rbs.OffsetNotStored, match='was cancelled'):
@@ -423,7 +424,7 @@ async def test_repeated_request_calls_the_hook_once(
     async with messages:
         assert await take(messages, 10) == [*range(10)]
         waiting = asyncio.create_task(anext(messages))
-        member = messages._session._member
+        member = session_of(messages)._member
         for number in range(100, 103):
             member._on_update(number, False)
             await until(lambda: bool(called), 'the hook runs')

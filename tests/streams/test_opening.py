@@ -22,6 +22,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
+from tests.inside import cluster_of, connection_of, core_of
 from tests.streams.test_misuse import Held
 from tests.streams.test_publish import stored
 from tests.streams.test_publish_recovery import missing, published
@@ -149,7 +150,7 @@ async def test_dropping_the_last_reference_releases_everything(
         if connected:
             confirmation = await publishers[0].submit('x')
         how(publishers)
-        await until(lambda: not client._cluster.registrations, 'the publisher is released')
+        await until(lambda: not cluster_of(client).registrations, 'the publisher is released')
         if connected:
             with pytest.raises(PublisherError, match='dropped its last reference'):
                 await confirmation
@@ -192,7 +193,7 @@ async def test_capacity_of_a_connection_whose_write_buffer_is_full() -> None:
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         assert connection is not None
         connection.pause_writing()
         assert publisher.capacity == 0
@@ -210,7 +211,7 @@ async def test_capacity_that_another_call_waits_for() -> None:
         confirmations = [await publisher.submit(i) for i in range(95)]
         assert publisher.capacity == 5
         sending = asyncio.create_task(publisher.send_many([0]))
-        await until(lambda: bool(publisher._core.capacity.waiting), 'it waits for a whole frame')
+        await until(lambda: bool(core_of(publisher).capacity.waiting), 'it waits for a whole frame')
         assert publisher.capacity == 0
         await until(lambda: bool(held.frames), 'the first frame is sent')
         fake.handlers.clear()

@@ -29,6 +29,7 @@ from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Handler, Step, refuse
+from tests.inside import cluster_of
 from tests.streams.test_publish import stored
 from tests.streams.test_publish_recovery import missing, published
 from tests.streams.test_tls import copy
@@ -67,7 +68,7 @@ def tries(fake: FakeBroker, key: int) -> int:
 async def failed(publisher: Any) -> None:
     """Wait until the publisher has given up connecting."""
     client = publisher._client
-    await until(lambda: not client._cluster.registrations, 'the publisher gives up')
+    await until(lambda: not cluster_of(client).registrations, 'the publisher gives up')
 
 
 @own_clock
@@ -401,7 +402,7 @@ async def test_closing_without_messages_is_prompt(
                 await until(lambda: bool(fake.connections), 'the client connects')
                 await (publisher.close() if how == 'close' else client.disconnect())
             assert now() - begin < 1
-            assert not client._cluster.registrations
+            assert not cluster_of(client).registrations
         if how == 'disconnect':
             await publisher.close()
         with pytest.raises(PublisherError, match='closed'):
@@ -498,7 +499,7 @@ async def test_cancelled_block_of_a_publisher_that_is_connecting() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not client._cluster.registrations
+        assert not cluster_of(client).registrations
         fake.handlers.clear()
         await serve()
 
@@ -542,7 +543,7 @@ async def test_service_starts_while_its_broker_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_LAST', 0.1)
-    [address] = client._cluster.settings.infos
+    [address] = cluster_of(client).settings.infos
     async with Proxy((address.host, address.port)) as proxy:
         proxy.refuse()
         shop = Shop(proxy.uri, stream, name)

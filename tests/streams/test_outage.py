@@ -29,6 +29,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
+from tests.inside import core_of
 from tests.streams.test_consume_recovery import members
 from tests.streams.test_publish_recovery import default, missing, published
 
@@ -203,7 +204,7 @@ async def test_only_the_next_flush_reports_a_lost_batch() -> None:
         publisher.batch('a')
         fake.handlers[Step.OPEN] = wire.CLOSING
         lose(fake)
-        await until(lambda: publisher._core.error is not None, 'the publisher gives up')
+        await until(lambda: core_of(publisher).error is not None, 'the publisher gives up')
         fake.handlers.clear()
         publisher.batch('b')
         with pytest.raises(StreamConnectionError):

@@ -18,6 +18,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame, Step
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of, session_of
 from tests.streams.test_outage import lose, now, publishing_peers, subscribe
 from tests.streams.test_publish_recovery import default
 
@@ -43,7 +44,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    logger, handler = logging.getLogger('rbfly.net.outages'), Lines()
+    logger, handler = logging.getLogger('rbfly.net'), Lines()
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     yield handler
@@ -64,11 +65,11 @@ async def reported() -> AsyncIterator[list[BaseException]]:
 
 def cut(owner: Any) -> None:
     """Cut the connection of a publisher or subscription."""
-    owner._session.registration.connection._transport.abort()
+    session_of(owner).registration.connection._transport.abort()
 
 
 def log_of(client: rbs.StreamsClient) -> outages.OutageLog:
-    (found,) = client._cluster.observers._observers
+    (found,) = cluster_of(client).observers._observers
     assert isinstance(found, outages.OutageLog)
     return found
 
@@ -101,7 +102,7 @@ async def test_publisher(broker_uri: str, stream: str, lines: Lines) -> None:
 async def test_subscription(client: rbs.StreamsClient, stream: str, lines: Lines) -> None:
     async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: messages._session.registration.is_open, 'it is open')
+        await until(lambda: session_of(messages).registration.is_open, 'it is open')
         cut(messages)
         await until(lambda: bool(lines.texts('INFO')), 'the return is logged')
         waiting.cancel()
@@ -318,7 +319,7 @@ async def test_loss_is_logged_if_the_client_closes_at_once(how: str, lines: Line
         publisher = await client.publisher('test')
         messages = subscribe(client)
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: messages._session.registration.is_open, 'it is open')
+        await until(lambda: session_of(messages).registration.is_open, 'it is open')
         lose(fake)
         await until(lambda: not client.connected, 'the connections are lost')
         assert not lines.found
@@ -395,7 +396,7 @@ async def test_a_thousand_that_are_lost_and_return_together(lines: Lines) -> Non
         subscriptions = [client.subscribe('refunds') for _ in range(400)]
         waiting = [asyncio.ensure_future(anext(item)) for item in subscriptions]
         await until(
-            lambda: all(item._session.registration.is_open for item in subscriptions), 'open'
+            lambda: all(session_of(item).registration.is_open for item in subscriptions), 'open'
         )
         assert broker.connections > 4
         broker.cut()
@@ -459,7 +460,7 @@ async def test_filter_that_raises_does_not_disturb_recovery(
     def fail(record: logging.LogRecord) -> bool:
         raise ZeroDivisionError
 
-    logger = logging.getLogger('rbfly.net.outages')
+    logger = logging.getLogger('rbfly.net')
     logger.addFilter(fail)
     try:
         async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
@@ -482,7 +483,7 @@ async def test_nothing_is_computed_for_a_disabled_logger(
     monkeypatch: pytest.MonkeyPatch,
     reported: list[BaseException],
 ) -> None:
-    caplog.set_level(logging.ERROR, 'rbfly.net.outages')
+    caplog.set_level(logging.ERROR, 'rbfly.net')
     monkeypatch.setattr(outages, 'Outage', None)  # calling it would raise
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_stream('orders')

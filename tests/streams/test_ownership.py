@@ -12,11 +12,12 @@ import pytest
 import uvloop
 
 import rbfly.streams as rbs
-from rbfly.streams._iteration import MessageIterator
-from rbfly.streams.confirmation import Confirmation
+from rbfly.streams._consume._iteration import MessageIterator
+from rbfly.streams._publish.confirmation import Confirmation
 from rbfly.streams.error import EventLoopError
 from rbfly.streams.events import Events
 from rbfly.testing import StreamBroker
+from tests.inside import cluster_of, core_of, cursor_of, session_of, window_of
 
 HANG = 20.0  # seconds; only a safeguard
 NEW_LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -288,16 +289,16 @@ async def touch(owned: Any) -> None:
 
 def state(client: rbs.StreamsClient, owned: Any) -> object:
     """Return everything that a call could have changed."""
-    found: list[object] = [client._users, {*client._names}, client._cluster.generation]
+    found: list[object] = [client._users, {*client._names}, cluster_of(client).generation]
     if isinstance(owned, rbs.Publisher):
-        found += [owned.message_id, owned._core.window.unsettled, owned._core.closed]
+        found += [owned.message_id, window_of(owned).unsettled, core_of(owned).closed]
     if isinstance(owned, rbs.SuperStreamPublisher):
         found += [owned.message_id, owned.unconfirmed, owned.capacity]
     if isinstance(owned, rbs.Subscription):
-        cursor = owned._session.cursor
-        found += [cursor.position, cursor.unfinished, owned._session.closed]
+        cursor = cursor_of(owned)
+        found += [cursor.position, cursor.unfinished, session_of(owned).closed]
     if isinstance(owned, rbs.SuperStreamSubscription):
-        found += [owned.position, owned._session._closing]
+        found += [owned.position, session_of(owned)._closing]
     return found
 
 

@@ -8,6 +8,7 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import session_of
 from tests.members import HANG, NewClient, Reader, hand_over_late, publish, until_active
 
 
@@ -25,7 +26,7 @@ async def test_position_of_a_member_that_loses_its_connection(
         stream, group=group, offset=rbs.Offset.FIRST, timeout=HANG
     ) as messages:
         batch = await anext(messages.batches(6))
-        await until_lost(messages._session)
+        await until_lost(session_of(messages))
         assert messages.position == batch.next_offset == 6
         await messages.open()
         await until_active(messages)

@@ -21,6 +21,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step, refuse
 from tests.fake import FakeConnection as Peer
+from tests.inside import window_of
 
 
 async def stored(client: rbs.StreamsClient, stream: str) -> list[Any]:
@@ -253,7 +254,7 @@ async def test_publisher_beyond_256_opens_another_connection() -> None:
         publishing = len(fake.connections)
         opened.append(await publishers[256].__aenter__())
         assert len(fake.connections) == publishing + 1
-        assert sorted(item._core.window.publisher_id for item in opened[:256]) == list(range(256))
+        assert sorted(window_of(item).publisher_id for item in opened[:256]) == list(range(256))
         await asyncio.gather(*(publisher.send('x') for publisher in opened))
         for publisher in publishers:
             await publisher.__aexit__(None, None, None)
@@ -314,7 +315,7 @@ async def test_messages_sent_in_one_turn_share_a_frame_and_wait_for_no_confirm()
         assert not any(task.done() for task in tasks)
         connection = fake.connections[-1]
         confirmed = b''.join(i.to_bytes(8, 'big') for i in range(1, 351, 7))
-        head = struct.pack('>BI', publisher._core.window.publisher_id, len(confirmed) // 8)
+        head = struct.pack('>BI', window_of(publisher).publisher_id, len(confirmed) // 8)
         connection.send(wire.frame(wire.PUBLISH_CONFIRM, head + confirmed))
         await until(lambda: any(task.done() for task in tasks), 'some messages are confirmed')
         assert [i for i, task in enumerate(tasks) if task.done()] == list(range(0, 350, 7))

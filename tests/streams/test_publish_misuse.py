@@ -23,6 +23,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
+from tests.inside import cluster_of, connection_of, core_of, session_of, window_of
 from tests.registrations import FakeRegistration
 from tests.streams.test_misuse import Held
 from tests.streams.test_publish_recovery import missing, moved
@@ -88,8 +89,8 @@ async def test_cancelled_reconnect(connecting: bool) -> None:
             await until(lambda: len(fake.connections) == 3, 'the client reconnects')
             cancel()
         else:
-            assert publisher._core.connection is not None
-            publisher._core.connection.registrations[FakeRegistration(lost=cancel)] = None
+            assert connection_of(publisher) is not None
+            connection_of(publisher).registrations[FakeRegistration(lost=cancel)] = None
         with pytest.raises(StreamConnectionError, match='cancelled'):
             await asyncio.wait_for(sending, HANG)
         fake.handlers.clear()
@@ -212,7 +213,7 @@ async def test_send_many_stops_waiting_for_messages_after_a_failure(how: str) ->
         else:
             held.confirm(fake)
             await until(
-                lambda: publisher._core.window.unsettled == 0, 'the first message is confirmed'
+                lambda: window_of(publisher).unsettled == 0, 'the first message is confirmed'
             )
             if how == 'deleted':
                 expected = StreamDoesNotExist
@@ -227,8 +228,8 @@ async def test_send_many_stops_waiting_for_messages_after_a_failure(how: str) ->
         with pytest.raises(expected):
             await asyncio.wait_for(task, HANG)
         assert source.cancelled == 1
-        assert publisher._session is not None
-        assert not publisher._session.receiving
+        assert session_of(publisher) is not None
+        assert not session_of(publisher).receiving
 
 
 @pytest.mark.parametrize('ending', ['resumed', 'lost', 'closed'])
@@ -243,14 +244,14 @@ async def test_broker_that_does_not_read(ending: str) -> None:
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(publisher.send_many(body for _ in range(300)))
         ]
-        assert publisher._core.connection is not None
-        connection = publisher._core.connection
+        assert connection_of(publisher) is not None
+        connection = connection_of(publisher)
         await until(lambda: connection.paused, 'the transport pauses writing')
         tasks += [asyncio.create_task(publisher.send(body)) for _ in range(300)]
         await until(
-            lambda: len(publisher._core.capacity.waiting) == 301, 'all calls wait for capacity'
+            lambda: len(core_of(publisher).capacity.waiting) == 301, 'all calls wait for capacity'
         )
-        assert publisher._core.window.unsettled < 200
+        assert window_of(publisher).unsettled < 200
         for call in (publisher.send, publisher.submit):
             with pytest.raises(WindowTimeout):
                 await call(body, timeout=0.01)
@@ -315,7 +316,8 @@ async def test_flush_raises_for_messages_too_large_for_a_new_connection() -> Non
             fake.connections[-1].transport.abort()
             await until(
                 partial(
-                    lambda n: len(fake.connections) > n and bool(publisher._core.connection), opened
+                    lambda n: len(fake.connections) > n and bool(connection_of(publisher)),
+                    opened,
                 ),
                 'the publisher has reconnected',
             )
@@ -345,7 +347,7 @@ async def test_publisher_outlives_its_context_manager() -> None:
         with pytest.raises(RbFlyError, match='already has a publisher'):
             await client.publisher('test', name='shop')
         del publisher
-        await until(lambda: not client._cluster.registrations, 'the publisher is closed')
+        await until(lambda: not cluster_of(client).registrations, 'the publisher is closed')
         async with client.publisher('test', name='shop') as other:
             await other.send('x')
 
@@ -353,6 +355,6 @@ async def test_publisher_outlives_its_context_manager() -> None:
 async def test_publisher_that_no_variable_holds_is_closed() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.publisher('test', name='shop').__aenter__()  # no variable holds it
-        await until(lambda: not client._cluster.registrations, 'the publisher is closed')
+        await until(lambda: not cluster_of(client).registrations, 'the publisher is closed')
         async with client.publisher('test', name='shop') as other:
             await other.send('x')

@@ -16,6 +16,7 @@ import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.error import RbFlyError
 from rbfly.net import retry
+from rbfly.streams._publish.session import PublisherSession
 from rbfly.streams.error import (
     AuthenticationError,
     ConfirmTimeout,
@@ -23,11 +24,11 @@ from rbfly.streams.error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
-from rbfly.streams.publishing import PublisherSession
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
+from tests.inside import cluster_of, connection_of
 from tests.registrations import FakeRegistration
 from tests.streams.test_publish import stored
 
@@ -351,7 +352,7 @@ async def test_close_in_the_turn_in_which_the_connection_is_lost() -> None:
         client.publisher('test') as publisher,
     ):
         closing: list[asyncio.Task[None]] = []
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         assert connection is not None
         registration = FakeRegistration(
             lost=lambda error: closing.append(asyncio.create_task(publisher.close()))
@@ -360,7 +361,7 @@ async def test_close_in_the_turn_in_which_the_connection_is_lost() -> None:
         fake.connections[1].transport.abort()
         await until(lambda: bool(closing), 'the connection is lost')
         await closing[0]
-        assert client._cluster.registrations == {}
+        assert cluster_of(client).registrations == {}
 
 
 async def test_close_of_an_idle_publisher_without_a_connection() -> None:

@@ -14,7 +14,7 @@ from perf import wire
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPEncoderError
 from rbfly.streams import Compression, stream_message_ctx
-from rbfly.streams import publisher as publisher_module
+from rbfly.streams._publish import publisher as publisher_module
 from rbfly.streams.error import CompressionError
 from tests.entries import read_entry
 from tests.streams.test_interop import read_pika, read_rbfly, read_rstream

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams._confirm import ConfirmFuture
+from rbfly.streams._publish._confirm import ConfirmFuture
 from rbfly.streams.error import ConfirmTimeout, WindowTimeout
+from tests.inside import session_of, window_of
 from tests.streams.test_sending import Connection, World, attach, task_factory, turn
 
 __all__ = ['task_factory']
@@ -96,17 +97,17 @@ async def test_abandoned_waits_form_no_cycle(
         assert not [item for item in gc.get_objects() if isinstance(item, asyncio.Timeout)]
     finally:
         gc.enable()
-        publisher._session._give_up(ValueError('the end'))
+        session_of(publisher)._give_up(ValueError('the end'))
 
 
 @pytest.mark.parametrize('name', WITHOUT_ROOM)
 async def test_message_without_capacity_in_time_is_not_sent(name: str) -> None:
     publisher, _, run = await filled(name)
-    queued = publisher._core.window.queued
+    queued = window_of(publisher).queued
     with pytest.raises(WindowTimeout):
         await run(publisher, SOON)
-    assert (publisher._core.window.queued, publisher.message_id) == (queued, queued)
-    publisher._session._give_up(ValueError('the end'))
+    assert (window_of(publisher).queued, publisher.message_id) == (queued, queued)
+    session_of(publisher)._give_up(ValueError('the end'))
 
 
 @pytest.mark.parametrize(
@@ -114,13 +115,13 @@ async def test_message_without_capacity_in_time_is_not_sent(name: str) -> None:
 )
 async def test_timeout_of_0_needs_a_confirm_and_writes_nothing(name: str) -> None:
     publisher, connection, run = await filled(name)
-    queued, last = publisher._core.window.queued, publisher.next_publish_id
+    queued, last = window_of(publisher).queued, publisher.next_publish_id
     with pytest.raises(ConfirmTimeout, match='nothing was sent') as caught:
         await run(publisher, 0)
     assert (caught.value.outcome, caught.value.retriable) == ('not_sent', True)
-    assert (connection.written, publisher._core.window.queued) == ([], queued)
+    assert (connection.written, window_of(publisher).queued) == ([], queued)
     assert publisher.next_publish_id == last
-    publisher._session._give_up(ValueError('the end'))
+    session_of(publisher)._give_up(ValueError('the end'))
 
 
 async def test_submit_with_a_timeout_of_0_sends_if_there_is_capacity() -> None:

@@ -13,6 +13,7 @@ from rbfly.error import PublisherError
 from rbfly.net import retry
 from rbfly.streams.error import PublisherNameInUse, StreamConnectionError
 from tests.brokers import CONNECT_TIMEOUT
+from tests.inside import connection_of
 from tests.streams.test_consume import first, take
 from tests.streams.test_publish import stored
 
@@ -33,7 +34,7 @@ async def other(broker: RabbitMQ) -> AsyncIterator[rbs.StreamsClient]:
 
 def lose(publisher: Any) -> None:
     """Cut the connection of a publisher."""
-    publisher._core.connection.abort(StreamConnectionError('cut'))
+    connection_of(publisher).abort(StreamConnectionError('cut'))
 
 
 async def test_publishers_at_different_paces(

@@ -9,10 +9,11 @@ import rbfly.streams as rbs
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._cursor import MessageCursor
 from rbfly.protocol._decoder import Decoder
-from rbfly.streams._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume.waiter import MessageWaiter
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist, SubscriptionError
-from rbfly.streams.reading import MessageWaiter
 from tests.brokers import until
+from tests.inside import cursor_of, session_of
 from tests.reading import HANG, filled, reading
 from tests.stream_wire import plain_chunk
 
@@ -144,7 +145,7 @@ async def test_timeout_and_two_tasks() -> None:
 async def test_dropped_queue_returns_its_credit_and_loses_no_message(taken: int) -> None:
     stream = filled(3, 3, 3, 3)
     async with reading(stream, initial_credit=2) as messages:
-        session = messages._session
+        session = session_of(messages)
         found = [await anext(messages)]
         await until(lambda: len(session.cursor.queue.chunks) == 1, 'both chunks have arrived')
         found += [await anext(messages) for _ in range(taken - 1)]
@@ -165,14 +166,12 @@ async def test_closed_while_a_task_lets_others_run() -> None:
 
     async def read(messages: rbs.Subscription) -> None:
         async for _ in messages:
-            if messages._session.cursor.must_yield:
+            if cursor_of(messages).must_yield:
                 closing.append(asyncio.ensure_future(messages.aclose()))
 
     async with reading(stream, initial_credit=12) as messages:
         await anext(messages)
-        await until(
-            lambda: len(messages._session.cursor.queue.chunks) == 11, 'all chunks have arrived'
-        )
+        await until(lambda: len(cursor_of(messages).queue.chunks) == 11, 'all chunks have arrived')
         await asyncio.wait_for(read(messages), HANG / 2)
         await asyncio.gather(*closing)
     assert closing

@@ -32,6 +32,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream, Reader
+from tests.inside import cursor_of
 
 HANG = 20.0  # seconds; only a safeguard
 NOT_AVAILABLE = 0x06
@@ -124,7 +125,7 @@ async def test_subscription_continues_inside_a_chunk() -> None:
             reader.peer.transport.abort()
             assert await take(messages, 3) == [b'5', b'6', b'7']
             assert rbs.get_message_ctx().stream_offset == 7
-            assert messages._session.cursor.position == 8
+            assert cursor_of(messages).position == 8
         assert [reader.spec[1] for reader in stream.readers] == [1, 0]
 
 
@@ -169,9 +170,7 @@ async def test_credit_of_a_lost_connection_is_not_returned_on_the_next_one() -> 
         subscribe(client) as messages,
     ):
         await anext(messages)
-        await until(
-            lambda: len(messages._session.cursor.queue.chunks) == 3, 'all chunks have arrived'
-        )
+        await until(lambda: len(cursor_of(messages).queue.chunks) == 3, 'all chunks have arrived')
         fake.connection.transport.abort()
         await take(messages, 3)
         stream.append(b'4')
@@ -213,9 +212,7 @@ async def test_next_continues_after_the_chunk_that_it_dropped() -> None:
                 lambda: len(stream.readers) == 2 and stream.reader.sent == 1,
                 'the chunk is delivered',
             )
-            await until(
-                lambda: messages._session.cursor.position is not None, 'the chunk is dropped'
-            )
+            await until(lambda: cursor_of(messages).position is not None, 'the chunk is dropped')
             stream.reader.peer.transport.abort()
             stream.append(b'new')
             assert await waiting == b'new'
@@ -296,7 +293,7 @@ async def test_connecting_continues_after_a_message_timeout() -> None:
             assert len(held) == 1
             fake.default(*held[0])
             await subscribed(stream)
-            await until(lambda: bool(messages._session.cursor.queue.chunks), 'the chunk arrives')
+            await until(lambda: bool(cursor_of(messages).queue.chunks), 'the chunk arrives')
             assert await anext(messages) == b'0'
         assert len(fake.connections) == 1
 
@@ -419,7 +416,8 @@ async def test_deleted_stream_raises_after_the_messages_that_had_arrived() -> No
     ):
         assert await anext(messages) == b'0'
         await until(
-            lambda: len(messages._session.cursor.queue.chunks) == 1, 'the second chunk has arrived'
+            lambda: len(cursor_of(messages).queue.chunks) == 1,
+            'the second chunk has arrived',
         )
         deleted = True
         fake.connection.send(metadata_update())

@@ -21,6 +21,7 @@ from brokers.proxy import Proxy
 from rbfly.net import retry
 from rbfly.net.observer import Observer
 from tests.brokers import until
+from tests.inside import cluster_of
 from tests.members import publish
 from tests.supers import subscribe_to
 
@@ -41,7 +42,7 @@ class Member(Observer):
         self.walk = walk
         self.proxy = proxy
         self.client = rbs.streams_client(proxy.uri, load_balancer=True)
-        self.client._cluster.observers.add(self)
+        cluster_of(self.client).observers.add(self)
         self.limit = walk.source.choice([1, 5, 30, 1000])
         self.held: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         self.history: dict[str, list[str]] = defaultdict(list)

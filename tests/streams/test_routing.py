@@ -9,7 +9,7 @@ import pytest
 
 import rbfly.streams as rbs
 from perf.spread import hashed
-from rbfly.streams._routing import hash32
+from rbfly.streams._super_stream._routing import hash32
 
 THREE = ('p-0', 'p-1', 'p-2')
 # From the tests of the Go client.

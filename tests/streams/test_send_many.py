@@ -23,6 +23,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
+from tests.inside import window_of
 from tests.streams.test_publish import stored
 
 
@@ -330,7 +331,7 @@ async def test_send_many_with_a_timeout(endless_turns: None) -> None:
             for item in held:
                 fake.default(*item)
             held.clear()
-            await until(lambda: publisher._core.window.unsettled == 0, 'the late confirms arrive')
+            await until(lambda: window_of(publisher).unsettled == 0, 'the late confirms arrive')
         with pytest.raises(TimeoutError, match='mine'):
             await publisher.send_many(failing(TimeoutError('mine')), timeout=10)
 
@@ -347,7 +348,7 @@ async def test_publisher_closes_during_send_many() -> None:
     ):
         async with client.publisher('test', max_unconfirmed=10) as publisher:
             tasks = [asyncio.create_task(publisher.send_many(s)) for s in (numbers(99), later(99))]
-            await until(lambda: publisher._core.window.unsettled == 10, 'the window is full')
+            await until(lambda: window_of(publisher).unsettled == 10, 'the window is full')
             publisher._abort(PublisherError('closed by the test'))
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(outcome, PublisherError)
@@ -437,7 +438,7 @@ async def test_close_does_not_raise_failures_that_the_program_has_seen() -> None
         for _ in range(4):
             submitted = [await publisher.submit('x') for _ in range(500)]
             assert all(item.cancel() for item in submitted)
-            await until(lambda: publisher._core.window.unsettled == 0, 'all messages are refused')
+            await until(lambda: window_of(publisher).unsettled == 0, 'all messages are refused')
 
 
 async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
@@ -452,7 +453,7 @@ async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
         for _ in range(total // count):
             submitted = [await publisher.submit('x') for _ in range(count)]
             kept += [weakref.ref(item) for item in submitted]
-            await until(lambda: publisher._core.window.unsettled == 0, 'all messages are refused')
+            await until(lambda: window_of(publisher).unsettled == 0, 'all messages are refused')
             assert isinstance(submitted[0].exception(), PublishError)
             assert isinstance(submitted[1].exception(), PublishError)
         del submitted
@@ -477,7 +478,7 @@ async def test_close_raises_the_failures_that_the_program_has_not_seen() -> None
         context = client.publisher('test')
         publisher = await context.__aenter__()
         submitted = [await publisher.submit('x') for _ in range(1500)]
-        await until(lambda: publisher._core.window.unsettled == 0, 'all messages are refused')
+        await until(lambda: window_of(publisher).unsettled == 0, 'all messages are refused')
         assert all(isinstance(item.exception(), PublishError) for item in submitted[:1000])
         with pytest.raises(PublishError) as caught:
             await context.__aexit__(None, None, None)

@@ -15,6 +15,7 @@ from rbfly.streams.error import PublishError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.examples import examples
+from tests.inside import cluster_of
 from tests.streams.test_publish import stored
 
 COUNT = 2000
@@ -55,7 +56,7 @@ class Program:
 
 def cut(client: rbs.StreamsClient) -> None:
     """Lose the connections of all publishers."""
-    registrations: list[Any] = list(client._cluster.registrations)
+    registrations: list[Any] = list(cluster_of(client).registrations)
     for connection in [registration.connection for registration in registrations]:
         if connection is not None and connection._transport is not None:
             connection._transport.abort()
@@ -316,7 +317,7 @@ async def test_interrupted_load_is_run_again(
     for turns in range(0, 100, 10):
         async with rbs.streams_client(broker_uri) as other:
             run = asyncio.create_task(program.names['load'](other))
-            await until(lambda: bool(other._cluster.registrations) or run.done(), 'load begins')  # noqa: B023
+            await until(lambda: bool(cluster_of(other).registrations) or run.done(), 'load begins')  # noqa: B023
             for _ in range(turns):
                 await asyncio.sleep(0)
             cut(other)

@@ -12,6 +12,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
+from tests.inside import core_of, session_of, window_of
 from tests.streams.test_publish import stored
 from tests.streams.test_send_many import refusing
 
@@ -141,18 +142,18 @@ async def test_other_tasks_use_the_capacity_while_the_iterator_waits() -> None:
         await until(lambda: len(held) == 1, 'the window is full')
         other = asyncio.create_task(publisher.send(b'other'))
         await until(
-            lambda: len(publisher._core.capacity.waiting) == 2, 'both calls wait for capacity'
+            lambda: len(core_of(publisher).capacity.waiting) == 2, 'both calls wait for capacity'
         )
         fake.default(*held[0])
         await until(lambda: len(held) == 2, 'the other message is sent')
         queue.put_nowait(b'second')  # follows the other message
         await until(queue.empty, 'the second message is taken')
-        assert publisher._core.window.queued == 1
+        assert window_of(publisher).queued == 1
         fake.default(*held[1])
         await other
         await until(lambda: len(held) == 3, 'the second message is sent')
         fake.default(*held[2])
-        await until(lambda: publisher._core.window.unsettled == 0, 'the message is confirmed')
+        await until(lambda: window_of(publisher).unsettled == 0, 'the message is confirmed')
         many.cancel()
 
 
@@ -164,7 +165,7 @@ async def test_message_that_arrives_with_a_refusal_is_sent(monkeypatch: pytest.M
         rbs.streams_client(fake.uri) as client,
         client.publisher('test', amqp=False) as publisher,
     ):
-        session = publisher._session
+        session = session_of(publisher)
         after_settled = session.after_settled
 
         def with_message() -> None:
@@ -192,7 +193,7 @@ async def test_message_that_arrives_when_the_publisher_gives_up() -> None:
         many = asyncio.create_task(publisher.send_many(items(queue)))
         queue.put_nowait(b'first')
         await until(lambda: publisher.message_id == 2, 'the first message is taken')
-        await until(lambda: publisher._core.window.unsettled == 0, 'the message is confirmed')
+        await until(lambda: window_of(publisher).unsettled == 0, 'the message is confirmed')
         queue.put_nowait(b'second')
         publisher._abort(PublisherError('given up by the test'))
         with pytest.raises(PublisherError, match='given up') as caught:

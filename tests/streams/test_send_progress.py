@@ -25,6 +25,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
+from tests.inside import core_of
 from tests.streams.test_send_many import refusing
 
 KINDS = pytest.mark.parametrize('asynchronous', [False, True])
@@ -262,7 +263,7 @@ async def test_messages_that_were_never_sent(asynchronous: bool) -> None:
     ):
         call = asyncio.create_task(publisher.send_many(messages_of(range(4), asynchronous)))
         await until(lambda: holding.came == 4, 'the first messages are sent')
-        core = publisher._core
+        core = core_of(publisher)
         core.suspend()  # as without a connection
         later_call = asyncio.create_task(publisher.send_many(messages_of(range(3), asynchronous)))
         await until(lambda: core.window.queued == 3, 'the other messages are queued')
@@ -372,7 +373,7 @@ async def test_calls_that_wait_for_capacity_raise_separate_errors(asynchronous: 
             for _ in range(2)
         ]
         await until(
-            lambda: len(publisher._core.capacity.waiting) == 2, 'both calls wait for capacity'
+            lambda: len(core_of(publisher).capacity.waiting) == 2, 'both calls wait for capacity'
         )
         publisher._abort(PublisherError('given up by the test'))
         errors: list[Any] = await asyncio.gather(*calls, return_exceptions=True)

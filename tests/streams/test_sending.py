@@ -17,10 +17,11 @@ from rbfly.net.retry import Refusal
 from rbfly.net.uri import Settings
 from rbfly.net.waiting import CloseTimeout
 from rbfly.protocol._engine import Engine
-from rbfly.streams._sending import PublisherCore
+from rbfly.streams._publish._core import PublisherCore
+from rbfly.streams._publish.session import PublisherSession
 from rbfly.streams.error import PublishError, StreamConnectionError
-from rbfly.streams.publishing import PublisherSession
 from rbfly.streams.types import PublisherInfo
+from tests.inside import session_of, window_of
 from tests.stream_wire import confirm, feed, read_publish, refuse
 
 P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
@@ -83,7 +84,7 @@ class Cluster:
         raise AssertionError
 
 
-def session_of(connection: Connection, core: PublisherCore | None = None) -> PublisherSession:
+def open_session(connection: Connection, core: PublisherCore | None = None) -> PublisherSession:
     """Return a session whose registration is open."""
     cluster: Any = Cluster(connection)
     if core is None:
@@ -100,7 +101,7 @@ def session_of(connection: Connection, core: PublisherCore | None = None) -> Pub
 def attach(cls: type[P], connection: Connection) -> P:
     core = cls._new_core(PublisherInfo('stream'))
     core.window.start_at(0)
-    return cls(session_of(connection, core), object())
+    return cls(open_session(connection, core), object())
 
 
 @pytest.fixture(params=[asyncio.Task, _PyTask], ids=['C', 'Python'])
@@ -138,8 +139,8 @@ class World:
 
 
 def session(world: World) -> PublisherSession:
-    found = world.publisher._session
-    assert found is not None
+    found = session_of(world.publisher)
+    assert isinstance(found, PublisherSession)
     return found
 
 
@@ -246,11 +247,11 @@ async def test_error_shared_by_many_tasks_does_not_grow(task_factory: Any, how: 
     args: dict[str, list[Any]] = {'send': [b'x'], 'send_many': [[b'x']], 'flush': []}
     tasks = [world.task(getattr(publisher, how)(*args[how])) for _ in range(50)]
     await turn()
-    while how != 'flush' and publisher._core.window.unsettled < len(tasks):
+    while how != 'flush' and window_of(publisher).unsettled < len(tasks):
         await turn()  # on a busy machine, send_many lets other tasks run before its first message
     error = ValueError('the end')
     error.__cause__ = cause = OSError('reset by peer')
-    publisher._session.on_failed(error)
+    session_of(publisher).on_failed(error)
     await asyncio.wait(tasks)
     outcomes = [task.exception() for task in tasks]
     if how == 'send_many':  # each has the progress of its own call

@@ -12,12 +12,13 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import ConfirmTimeout, PublisherNameInUse, PublishError
 from rbfly.protocol import commands
-from rbfly.streams.sequence import INTERVAL, SequenceCheck
+from rbfly.streams._publish.name_check import INTERVAL, SequenceCheck
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, refuse
 from tests.fake import FakeConnection as Peer
+from tests.inside import connection_of, core_of, session_of
 from tests.streams.test_publish_recovery import moved
 from tests.streams.test_publisher_names import lose
 
@@ -170,19 +171,19 @@ async def test_publisher_that_leaves_its_connection_asks_on_the_next_one() -> No
 )
 async def test_failed_query_changes_nothing(handler: Handler) -> None:
     async with opened() as (fake, publisher):
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         fake.handlers[QUERY] = handler
         for _ in range(35):
             await publisher.send('x')
             await asyncio.sleep(1)
-        assert publisher._core.connection is connection
+        assert connection_of(publisher) is connection
         assert queries(fake) == 1 + (1 if handler is wire.SILENT else 3)
 
         lose(publisher)
         begin = now()
         await publisher.send('x')
         assert now() - begin < 0.2  # the first backoff
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         begin = now()
         await publisher.close()
         assert now() == begin
@@ -239,7 +240,7 @@ async def test_error_within_the_interval() -> None:
             for call in calls:
                 with pytest.raises(PublisherNameInUse):
                     await call()
-            assert [handle._args for handle in timers()] == [(fast._core,)]
+            assert [handle._args for handle in timers()] == [(core_of(fast),)]
             assert (slow.capacity, fast.capacity) == (0, 10_000)
             await fast.send(0)
         assert len(broker.messages('orders')) == 101
@@ -365,7 +366,7 @@ async def test_close_raises_an_error_that_no_call_has_raised() -> None:
         await publisher.send('x')
         fake.handlers[QUERY] = last_id(9)
         await asyncio.sleep(INTERVAL + 1)
-        assert isinstance(publisher._core.error, PublisherNameInUse)
+        assert isinstance(core_of(publisher).error, PublisherNameInUse)
         with pytest.raises(PublisherNameInUse):
             await publisher.close()
 
@@ -445,7 +446,7 @@ async def test_close_raises_an_error_whose_only_caller_has_given_up() -> None:
         with pytest.raises(ConfirmTimeout):
             await publisher.send_many(['y'], timeout=1)
         await asyncio.sleep(INTERVAL)
-        assert isinstance(publisher._core.error, PublisherNameInUse)
+        assert isinstance(core_of(publisher).error, PublisherNameInUse)
         with pytest.raises(PublisherNameInUse):
             await publisher.close()
 
@@ -519,7 +520,7 @@ async def test_timer_does_not_keep_the_publisher_alive() -> None:
             publisher = await context.__aenter__()
             await publisher.send('x')
             assert timers()
-            gone, session = weakref.ref(publisher), weakref.ref(publisher._session)
+            gone, session = weakref.ref(publisher), weakref.ref(session_of(publisher))
             del context, publisher
             await asyncio.sleep(1)
             assert gone() is None
@@ -536,6 +537,6 @@ async def test_dropped_publisher_with_an_unanswered_query() -> None:
         fake.handlers[QUERY] = wire.SILENT
         lose(publisher)
         await publisher.send('x')
-        connection = publisher._core.connection
+        connection = connection_of(publisher)
         del context, publisher
         await until(lambda: connection.is_unused, 'the publisher is removed')

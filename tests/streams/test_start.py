@@ -32,10 +32,12 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.net import retry
 from rbfly.net.connection import Connection
-from rbfly.streams import consuming, counting
+from rbfly.streams._consume import session as consuming
+from rbfly.streams._offsets import last_messages as counting
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import session_of
 
 HANG = 20.0  # seconds; only a safeguard
 END = 99  # the last message
@@ -158,19 +160,19 @@ async def cut(client: rbs.StreamsClient) -> None:
 
 async def lose(client: rbs.StreamsClient, messages: rbs.Subscription, loss: str) -> Any:
     """Wait for the first message until the point of the loss; return the task if it still waits."""
-    session = messages._session
+    session = session_of(messages)
     prepare, credit = session.prepare, session._credit
     prepared = asyncio.Event()
 
     async def prepare_and_lose(*args: Any) -> Any:
-        session.prepare = prepare  # type: ignore[method-assign]
+        session.prepare = prepare
         command = await prepare(*args)
         if loss == 'subscribing':
             await cut(client)
         prepared.set()
         return command
 
-    session.prepare = prepare_and_lose  # type: ignore[method-assign,assignment]
+    session.prepare = prepare_and_lose
     if loss == 'subscribed':
         session._credit = 0  # the broker sends no chunk
     waiting: Any = asyncio.ensure_future(anext(messages))

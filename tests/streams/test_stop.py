@@ -14,6 +14,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
+from tests.inside import session_of
 from tests.reading import filled
 
 HANG = 20.0  # seconds; only a safeguard
@@ -107,7 +108,7 @@ async def test_stop_ends_the_iteration_of_a_waiting_task(
 
         reading = asyncio.create_task(read())
         await until(
-            lambda: len(seen) == COUNT and messages._session._waiter.is_waiting(),
+            lambda: len(seen) == COUNT and session_of(messages)._waiter.is_waiting(),
             'the task waits for a message',
         )
         messages.stop()

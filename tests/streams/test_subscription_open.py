@@ -13,6 +13,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.inside import cluster_of, cursor_of, session_of
 from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
@@ -102,7 +103,7 @@ async def test_cancelled_open_has_no_effect() -> None:
                 await messages.open()
                 memory.publish('test', turns, turns + 1)
                 assert await take(messages, 2) == [turns, turns + 1]
-                assert not messages._session._opening
+                assert not session_of(messages)._opening
             if opened and turns > 20:
                 break
 
@@ -151,7 +152,7 @@ async def test_open_drops_no_message_that_has_arrived() -> None:
         client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False, timeout=HANG) as messages,
     ):
         assert await anext(messages) == b'0'
-        await until(lambda: messages._session.cursor.has_messages, 'the second chunk has arrived')
+        await until(lambda: cursor_of(messages).has_messages, 'the second chunk has arrived')
         fake.connection.transport.abort()
         await until(lambda: not client.connected, 'the connection is lost')
         stream.on_subscribe = lambda reader: 0x02
@@ -196,7 +197,7 @@ async def test_disconnected_during_open() -> None:
     async with reading(FakeStream(), timeout=None) as messages:
         task = asyncio.create_task(messages.open())
         await asyncio.sleep(0)
-        await messages._session._cluster.close()
+        await cluster_of(session_of(messages)).close()
         with pytest.raises(rbs.StreamConnectionError):
             await task
         await messages.open()

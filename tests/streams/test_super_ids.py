@@ -11,6 +11,7 @@ import rbfly.streams as rbs
 from rbfly.streams import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import core_of, session_of
 
 
 @pytest_asyncio.fixture
@@ -52,7 +53,7 @@ async def test_ids_that_no_partition_took_may_be_used_again(
         first = [asyncio.ensure_future(publisher.send(ctx(str(i), i + 1))) for i in range(2)]
         await until(lambda: publisher.unconfirmed == 2, 'two windows are full')
         late = [asyncio.ensure_future(publisher.send(ctx(str(i), i + 5))) for i in range(2)]
-        waiting = [publisher._publishers[i]._core.capacity.waiting for i in range(2)]
+        waiting = [core_of(publisher._publishers[i]).capacity.waiting for i in range(2)]
         await until(lambda: all(waiting), 'both calls wait')
         for call in reversed(late):
             call.cancel()
@@ -71,7 +72,7 @@ async def test_id_of_a_withdrawn_message_may_be_used_again(
     async with client.super_stream('orders').publisher(route=route) as publisher:
         await publisher.send(ctx('0', 1))
         broker.stop_node(node := broker.leader('orders-0'))
-        registration = publisher._publishers[0]._session.registration
+        registration = session_of(publisher._publishers[0]).registration
         await until(lambda: not registration.is_open, 'the connection is lost')
         with pytest.raises(rbs.ConfirmTimeout) as caught:
             await publisher.send(ctx('0 late', 2), timeout=0.01)

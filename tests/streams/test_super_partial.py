@@ -10,6 +10,7 @@ import rbfly.streams as rbs
 from rbfly.streams import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import session_of
 
 SOON = 0.01  # seconds; the timeout of calls that cannot end before it
 
@@ -67,7 +68,7 @@ async def test_message_is_completed_with_its_id(
 ) -> None:
     async with client.super_stream('orders').publisher(route=route, max_unconfirmed=1) as publisher:
         broker.stop_node(node := broker.leader('orders-1'))
-        registration = publisher._publishers[1]._session.registration
+        registration = session_of(publisher._publishers[1]).registration
         await until(lambda: not registration.is_open, 'the connection is lost')
         first = await publisher.submit(ctx('1', 1))
         for _ in range(2):  # the second call is no better
@@ -91,7 +92,7 @@ async def test_message_that_timed_out_waits_for_all_partitions_when_sent_again(
 ) -> None:
     async with client.super_stream('orders').publisher(route=route) as publisher:
         broker.stop_node(node := broker.leader('orders-1'))
-        registration = publisher._publishers[1]._session.registration
+        registration = session_of(publisher._publishers[1]).registration
         await until(lambda: not registration.is_open, 'the connection is lost')
         for _ in range(2):
             with pytest.raises(rbs.ConfirmTimeout, match='on all partitions'):
@@ -108,7 +109,7 @@ async def test_message_is_completed_after_a_partition_gave_up(broker: StreamBrok
         client.super_stream('orders').publisher(route=route) as publisher,
     ):
         broker.stop_node(node := broker.leader('orders-1'))
-        registration = publisher._publishers[1]._session.registration
+        registration = session_of(publisher._publishers[1]).registration
         await until(lambda: not registration.is_open, 'the connection is lost')
         with pytest.raises(rbs.StreamConnectionError) as caught:
             await publisher.send(ctx('01', 1))

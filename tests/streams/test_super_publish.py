@@ -16,6 +16,7 @@ from perf import wire
 from rbfly.net.connection import Connection
 from rbfly.streams.types import MessageCtx
 from rbfly.testing import StreamBroker
+from tests.inside import session_of, window_of
 from tests.supers import stored
 
 KEYS = ('a', 'b', 'c')
@@ -341,7 +342,7 @@ async def test_dropped_publisher_leaves_nothing(
 ) -> None:
     publisher = await client.super_stream(super_stream).publisher(route=by_hash, name='dropped')
     await publisher.send_many(orders(100))
-    sessions = [weakref.ref(item._session) for item in publisher._publishers]
+    sessions = [weakref.ref(session_of(item)) for item in publisher._publishers]
     del publisher
     await asyncio.sleep(0)
     gc.collect()
@@ -428,7 +429,7 @@ async def test_windows_of_all_partitions_stay_below_the_limit_of_a_connection(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
     def limits(publisher: Any) -> Iterator[int]:
-        return (item._core.window.max_unconfirmed for item in publisher._publishers)
+        return (window_of(item).max_unconfirmed for item in publisher._publishers)
 
     async with client.super_stream(super_stream).publisher(route=by_hash) as first:
         assert [*limits(first)] == [10_000] * 3
@@ -471,7 +472,7 @@ async def test_tasks_that_one_read_wakes_share_one_frame_per_partition(
         written.clear()
         all_written.clear()
 
-        used = [item._session.registration for item in publisher._publishers]
+        used = [session_of(item).registration for item in publisher._publishers]
         head = wire.CONFIRM.pack
         confirms = b''.join(
             head(33, wire.PUBLISH_CONFIRM, 1, item.id, 3) + b''.join(map(wire.U64.pack, (1, 2, 3)))

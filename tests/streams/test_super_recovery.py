@@ -14,12 +14,13 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key
-from rbfly.streams import super_stream
-from rbfly.streams.partitions import query_route
-from rbfly.streams.publishing import PublisherSession
+from rbfly.streams._admin.partitions import query_route
+from rbfly.streams._publish.session import PublisherSession
+from rbfly.streams._super_stream import publisher as super_stream
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
 from tests.brokers import until
+from tests.inside import cluster_of, core_of, session_of
 
 NAMES = [f'orders-{i}' for i in range(3)]
 
@@ -120,7 +121,7 @@ async def test_publisher_opens_while_a_partition_has_no_leader(
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr('rbfly.streams.opening_routed.AT_ONCE', at_once)
+    monkeypatch.setattr('rbfly.streams._super_stream.opening.AT_ONCE', at_once)
     await client.stream_exists('orders-1')
     node = node_of(broker, 0)
     broker.stop_node(node)
@@ -272,7 +273,7 @@ async def test_message_that_is_not_sent_passes_its_turn_on(
 ) -> None:
     wrong: Any = ['0', object()]
     async with client.super_stream('orders').publisher(route=route, max_unconfirmed=1) as publisher:
-        waiting = publisher._publishers[0]._core.capacity.waiting
+        waiting = core_of(publisher._publishers[0]).capacity.waiting
         broker.withhold_confirms()
         first = asyncio.ensure_future(publisher.send('0 first'))
         await until(lambda: publisher.unconfirmed == 1, 'the window is full')
@@ -290,7 +291,7 @@ async def test_message_to_several_partitions_delays_no_other_while_it_waits(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     async with client.super_stream('orders').publisher(route=both, max_unconfirmed=1) as publisher:
-        waiting = publisher._publishers[0]._core.capacity.waiting
+        waiting = core_of(publisher._publishers[0]).capacity.waiting
         await publisher.send_many(['0', '1'])
         node = node_of(broker, 1)
         broker.stop_node(node)
@@ -383,7 +384,7 @@ async def test_asynchronous_iterator_ends_when_a_message_is_refused(
         with pytest.raises(rbs.PublishError) as caught:
             await publisher.send_many(messages())
         assert caught.value.stream in NAMES
-        assert not any(item._session.receiving for item in publisher._publishers)
+        assert not any(session_of(item).receiving for item in publisher._publishers)
 
 
 async def test_message_to_several_partitions_names_the_one_that_refuses(
@@ -426,7 +427,7 @@ async def test_keys_that_are_asked_for_at_the_same_time_share_a_request(
         asked.append(key)
         return await query_route(cluster, stream, key)
 
-    monkeypatch.setattr('rbfly.streams.super_stream.query_route', query)
+    monkeypatch.setattr('rbfly.streams._super_stream.publisher.query_route', query)
     async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         await asyncio.gather(*[publisher.send(f'{i % 2} {i}') for i in range(100)])
         await publisher.send_many([f'1 {i}' for i in range(100, 200)])
@@ -549,7 +550,7 @@ def endless_query(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
-    monkeypatch.setattr('rbfly.streams.super_stream.query_route', query)
+    monkeypatch.setattr('rbfly.streams._super_stream.publisher.query_route', query)
 
 
 @pytest.mark.usefixtures('endless_query')
@@ -572,7 +573,7 @@ async def test_closing_gives_up_batches_that_wait_for_a_route(client: rbs.Stream
     with pytest.raises(rbs.WindowTimeout, match=r'not sent: 3$') as caught:
         await publisher.close()
     assert caught.value.unsent == 3
-    assert client._cluster.closing.left is not None  # closing the partitions has no full timeout
+    assert cluster_of(client).closing.left is not None  # closing the partitions has no full timeout
     assert publisher.unconfirmed == 0
     await publisher.close()
 

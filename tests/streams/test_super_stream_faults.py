@@ -19,6 +19,7 @@ from rbfly.testing import StreamBroker
 from rbfly.testing.arguments import Refused
 from rbfly.testing.handlers import HANDLERS
 from tests.brokers import until
+from tests.inside import cluster_of, session_of
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 
@@ -74,7 +75,7 @@ async def test_lost_partition_is_read_again_while_another_is_busy() -> None:
             offset=rbs.Offset.FIRST, initial_credit=1
         ) as messages:
             await messages.open()
-            lost = messages._session.sessions['orders-1']
+            lost = session_of(messages).sessions['orders-1']
             lost.registration.on_metadata_update('orders-1')
             assert not lost.registration.is_open
             publish(broker, 'orders-1', [1])
@@ -135,9 +136,9 @@ async def test_partition_that_is_added_is_read_from_its_first_message(
         def on_partition_added(self, super_stream: str, partition: str) -> None:
             events.append((super_stream, partition))
 
-    caplog.set_level(logging.INFO, 'rbfly.streams.merged')
+    caplog.set_level(logging.INFO, 'rbfly.streams')
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
-        client._cluster.observers.add(Listener())
+        cluster_of(client).observers.add(Listener())
         broker.create_super_stream('orders', partitions=2)
         async with client.super_stream('orders').subscribe(refresh_interval=0.01) as messages:
             await messages.open()
@@ -157,7 +158,7 @@ async def test_partitions_open_one_after_the_other(
     opens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition that is not available does not delay those that open after it."""
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.AT_ONCE', 1)
     async with StreamBroker(nodes=3) as broker, rbs.streams_client(broker.uris) as client:
         broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
         for i in range(3):
@@ -182,7 +183,7 @@ class Openings(Observer):
     def __init__(self, client: rbs.StreamsClient) -> None:
         self.streams: list[str] = []
         self.begun = asyncio.Event()
-        client._cluster.observers.add(self)
+        cluster_of(client).observers.add(self)
 
     def on_transition(self, registration: Any, before: Any, after: Any, error: Any) -> None:
         if after is State.OPENING:
@@ -192,8 +193,8 @@ class Openings(Observer):
 
 async def test_disconnect_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next wait raises the error, and does not reconnect."""
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
-    monkeypatch.setattr('rbfly.streams.merged.PACE', 0)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.PACE', 0)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=300)
         publish(broker, 'orders-0', 'a')
@@ -211,7 +212,7 @@ async def test_disconnect_while_partitions_open(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_close_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.session.AT_ONCE', 1)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=3)
         messages = client.super_stream('orders').subscribe()
@@ -226,7 +227,7 @@ async def test_close_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_publisher_is_not_opened_after_a_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.opening_routed.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams._super_stream.opening.AT_ONCE', 1)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=100)
         found = Openings(client)
@@ -241,7 +242,7 @@ async def test_publisher_is_not_opened_after_a_disconnect(monkeypatch: pytest.Mo
         with pytest.raises(rbs.StreamConnectionError):
             await opening
         assert len(found.streams) < 100
-        assert not client._cluster.connected
+        assert not cluster_of(client).connected
 
 
 async def test_partition_that_is_bound_twice_is_read_once() -> None:
@@ -280,8 +281,8 @@ async def test_slow_reader_holds_no_more_than_the_credit_of_each_partition() -> 
             offset=rbs.Offset.FIRST, initial_credit=3
         ) as messages:
             assert await anext(messages) == 0
-            sessions = messages._session.sessions.values()
-            await client._cluster.ping(5)
+            sessions = session_of(messages).sessions.values()
+            await cluster_of(client).ping(5)
             waiting = [len(session.cursor.queue.chunks) for session in sessions]
             assert all(count <= 3 for count in waiting)
             assert any(waiting)
@@ -325,7 +326,7 @@ async def test_client_that_disconnects_raises_one_error_and_reads_on() -> None:
         async with client.super_stream('orders').subscribe() as messages:
             await messages.open()
             reading = asyncio.create_task(anext(messages))
-            await until(messages._session.waiter.is_waiting, 'the task waits')
+            await until(session_of(messages).waiter.is_waiting, 'the task waits')
             await client.disconnect()
             with pytest.raises(rbs.StreamConnectionError):
                 await reading
@@ -362,12 +363,12 @@ async def test_nothing_is_left_of_a_subscription(how: str) -> None:
                 messages.stop()
             if how in ('ended', 'stopped'):
                 assert [body async for body in messages] == ([1, 2] if how == 'ended' else [])
-            session = messages._session
+            session = session_of(messages)
             parts = session.sessions.values()
             return [weakref.ref(item) for item in (session, messages, *parts)]
 
         left = await asyncio.create_task(use())
-        await until(lambda: not client._cluster.registrations, 'the subscription is closed')
+        await until(lambda: not cluster_of(client).registrations, 'the subscription is closed')
         await until(lambda: not any(ref() for ref in left), 'nothing is left of it', 5)
 
 
@@ -441,7 +442,7 @@ async def test_partition_that_comes_back_as_another_stream_raises_once(group: st
         ) as messages:
             for _ in range(20):
                 await anext(messages)
-            partitions = messages._session.partitions
+            partitions = session_of(messages).partitions
             reader = asyncio.ensure_future(anext(messages))
             broker.delete_stream('orders-1')
             await until(lambda: 'orders-1' not in partitions, 'the partition is gone')

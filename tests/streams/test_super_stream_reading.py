@@ -13,6 +13,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net.observer import Observer
 from tests.brokers import until
+from tests.inside import cluster_of, session_of
 from tests.supers import super_stream_of
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
@@ -227,8 +228,8 @@ async def test_one_partition_is_deleted_and_the_others_continue(
         def on_partition_gone(self, super_stream: str, partition: str) -> None:
             events.append((super_stream, partition))
 
-    caplog.set_level(logging.INFO, 'rbfly.streams.merged')
-    client._cluster.observers.add(Listener())
+    caplog.set_level(logging.INFO, 'rbfly.streams')
+    cluster_of(client).observers.add(Listener())
     gone, left = f'{super_stream}-0', f'{super_stream}-1'
     async with client.super_stream(super_stream).subscribe(offset=rbs.Offset.FIRST) as messages:
         await messages.open()
@@ -249,7 +250,7 @@ async def test_deleted_super_stream(client: rbs.StreamsClient, super_stream: str
     async with client.super_stream(super_stream).subscribe(offset=rbs.Offset.FIRST) as messages:
         assert await anext(messages) == 0
         reading = asyncio.create_task(anext(messages))
-        await until(messages._session.waiter.is_waiting, 'the task waits')
+        await until(session_of(messages).waiter.is_waiting, 'the task waits')
         await client.super_stream(super_stream).delete()
         with pytest.raises(rbs.StreamDoesNotExist, match=f"'{super_stream}'"):
             await asyncio.wait_for(reading, HANG)

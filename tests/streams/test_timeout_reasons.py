@@ -9,6 +9,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.inside import session_of
 
 SOON = 0.01  # seconds; the timeout of calls that cannot end before it
 
@@ -29,7 +30,7 @@ async def client(broker: StreamBroker) -> AsyncIterator[rbs.StreamsClient]:
 
 async def lose(broker: StreamBroker, *publishers: Any) -> None:
     """Cut the connections; the next ones are refused."""
-    sessions = [item._session for item in publishers]
+    sessions = [session_of(item) for item in publishers]
     broker.refuse()
     broker.close_connections()
     await until(

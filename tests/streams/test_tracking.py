@@ -17,6 +17,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
+from tests.inside import cursor_of
 
 HANG = 20.0  # seconds; only a safeguard
 REFERENCE = 'zażółć'
@@ -241,7 +242,7 @@ async def test_close_on_a_lagging_replica_stores_the_offset(
     async def chunk_ids(connection: object, stream: str) -> tuple[int, int]:
         return -1, -1
 
-    monkeypatch.setattr('rbfly.streams.offsets.counting.chunk_ids', chunk_ids)
+    monkeypatch.setattr('rbfly.streams._offsets.queries.counting.chunk_ids', chunk_ids)
     async with StreamBroker(nodes=3) as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         for i in range(4):
@@ -354,9 +355,7 @@ async def test_messages_that_a_filter_drops_are_finished() -> None:
         ):
             assert await anext(messages) == b'2'
             waiting = asyncio.ensure_future(anext(messages))
-            await until(
-                lambda: messages._session.cursor.position == 20, 'all messages are filtered'
-            )
+            await until(lambda: cursor_of(messages).position == 20, 'all messages are filtered')
             waiting.cancel()
             await asyncio.wait([waiting])
         assert stored(fake) == [19]

@@ -30,6 +30,7 @@ from rbfly.testing.handlers import HANDLERS, Connection
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake_stream import FakeStream
+from tests.inside import cursor_of, session_of
 from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
@@ -364,7 +365,7 @@ async def test_offset_in_the_future(client: rbs.StreamsClient, stream: str) -> N
     for offset in (rbs.Offset.FIRST, rbs.Offset.NEXT):
         messages = client.subscribe(stream, offset=offset, until=to, timeout=HANG)
         tasks.append(asyncio.create_task(bodies(messages)))
-        opened.append(messages._session.registration)
+        opened.append(session_of(messages).registration)
     await until(lambda: all(item.is_open for item in opened), 'the client has subscribed')
     await publish(client, stream, [2, 3], [4, 5])
     assert await asyncio.gather(*tasks) == [[0, 1, 2, 3, 4], [2, 3, 4]]
@@ -552,10 +553,10 @@ async def test_open_after_the_last_message() -> None:
     async with reading(stream, until='now') as messages:
         await messages.open()
         assert await anext(messages) == b'0'
-        registration = messages._session.registration
+        registration = session_of(messages).registration
         stream.reader.peer.transport.abort()
         await until(lambda: not registration.is_open, 'the connection is lost')
-        assert not messages._advance(messages._session.cursor, KINDS['body'], 0)
+        assert not messages._advance(cursor_of(messages), KINDS['body'], 0)
         await messages.open()
         assert await bodies(messages) == []
         assert len(stream.readers) == 1

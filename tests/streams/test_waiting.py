@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from rbfly.streams.waiting import WindowSemaphore
+from rbfly.streams._publish.semaphore import WindowSemaphore
 
 
 class Window:

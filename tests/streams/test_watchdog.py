@@ -10,12 +10,13 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net import registration
-from rbfly.streams import watchdog
+from rbfly.streams._consume import watchdog
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.inside import cursor_of, session_of
 from tests.reading import filled, reading
 
 NEVER = 1000.0  # seconds
@@ -35,7 +36,7 @@ def polls(stream: FakeStream) -> int:
 
 async def expired(messages: rbs.Subscription) -> None:
     """Wait until the timer has expired and is set again."""
-    found = messages._session._watchdog
+    found = session_of(messages)._watchdog
     before = found.timer
     await until(lambda: found.timer is not before, 'the timer has expired')
 
@@ -68,7 +69,7 @@ async def test_broker_that_stops_delivering(
         for i in range(2, 5):
             waiting = asyncio.ensure_future(anext(messages))
             await until(
-                lambda: messages._session.cursor.position == stream.end,
+                lambda: cursor_of(messages).position == stream.end,
                 'the client has read the whole stream',
             )
             stream.reader.live = False
@@ -172,7 +173,7 @@ async def test_reported_chunk_has_time_to_arrive(
             await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
         stream.ahead = 1
-        found = messages._session._watchdog
+        found = session_of(messages)._watchdog
         await until(
             lambda: found.timer is not None and far(found.timer), 'the client has seen the report'
         )
@@ -213,7 +214,7 @@ async def test_filtered_subscriptions_and_old_brokers_are_not_polled() -> None:
         async with reading(stream, **arguments, timeout=0.1) as messages:
             with pytest.raises(MessageTimeout):
                 await read_on(messages)
-            assert messages._session._watchdog.timer is None
+            assert session_of(messages)._watchdog.timer is None
         assert polls(stream) == 0
 
 
@@ -240,7 +241,7 @@ async def test_timer_ends_with_the_subscription(end: str, monkeypatch: pytest.Mo
     stream = filled(1)
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
-        found = messages._session._watchdog
+        found = session_of(messages)._watchdog
         waiting = asyncio.ensure_future(read_on(messages))
         await until(lambda: found.timer is not None, 'the timer is set')
         await ended(waiting)
@@ -275,7 +276,7 @@ def test_event_loop_ends(
         await messages.open()
         with pytest.raises(MessageTimeout):
             await anext(messages)
-        assert over or messages._session._watchdog.timer is not None
+        assert over or session_of(messages)._watchdog.timer is not None
         if over:
             await expired(messages)
 

@@ -36,7 +36,7 @@ from .waiting import fail, outcome, settled
 
 T = TypeVar('T')
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger('rbfly.net')
 
 HANDSHAKE_CAP = 2**16  # bytes; the longest frame accepted during the handshake
 WRITE_HIGH = 2**20  # bytes buffered by the transport above which writing pauses

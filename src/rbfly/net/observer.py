@@ -12,7 +12,7 @@ from .uri import Address
 
 P = ParamSpec('P')
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger('rbfly.net')
 
 
 class State(Enum):

@@ -20,7 +20,7 @@ from .observer import Life, Observer, Role, State, call_each
 if TYPE_CHECKING:
     from .registration import Registration
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger('rbfly.net')
 
 COLLECT = 0.05  # seconds from a loss until its line, which includes the losses in that time
 COLLECT_BACK = 1.0  # the same for registrations that are back, while others are not

@@ -14,7 +14,7 @@ from math import inf
 from time import perf_counter
 from weakref import WeakValueDictionary
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger('rbfly.net')
 
 SCORE = 4  # how many more polls may miss than hit before polling rests
 TRIES = 2  # the same after a rest: the first poll also waits for processors that had halted

@@ -34,7 +34,7 @@ from .retry import Backoff, can_retry, ignore, is_cut
 
 T = TypeVar('T', State, Life)
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger('rbfly.net')
 
 STABLE = 5.0  # seconds; a declaration that is lost sooner, without progress, is the same outage
 

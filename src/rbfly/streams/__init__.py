@@ -11,12 +11,26 @@ from ..net.uri import AuthMechanism
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetType
 from .client import StreamsClient, streams_client
-from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap, StreamStats
+from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap, StreamStats
 
 if TYPE_CHECKING:
     from ..protocol._batch import MessageBatch
     from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar
     from . import events as events
+    from ._consume.subscription import (
+        BaseSubscription,
+        Subscriber,
+        Subscription,
+    )
+    from ._group.handover import Group
+    from ._offsets.tracking import OffsetTracking
+    from ._publish.base import BasePublisher
+    from ._publish.confirmation import Confirmation
+    from ._publish.publisher import Publisher
+    from ._super_stream.client import SuperStream
+    from ._super_stream.publisher import SuperStreamPublisher
+    from ._super_stream.routing import by_hash, by_key
+    from ._super_stream.subscription import SuperStreamSubscription
     from .compat import (
         PublisherBatch,
         PublisherBatchFast,
@@ -24,33 +38,19 @@ if TYPE_CHECKING:
         PublisherBatchMem,
         PublisherBin,
         PublisherBinBatch,
+        connection,
     )  # fmt: skip
-    from .confirmation import Confirmation
-    from .decorator import connection
     from .events import *  # noqa: F403
-    from .handover import Group
-    from .publisher import Publisher
-    from .publisher_base import BasePublisher
-    from .routing import by_hash, by_key
-    from .subscription import (
-        BaseSubscription,
-        Subscriber,
-        Subscription,
-        SuperStreamSubscription,
-    )
-    from .super_client import SuperStream
-    from .super_stream import SuperStreamPublisher
-    from .tracking import OffsetTracking
 
 __all__ = [
     'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar', 'AuthMechanism',
-    'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Compression', 'Confirmation',
-    'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset', 'OffsetTracking',
-    'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch', 'PublisherBatchFast',
-    'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch', 'StreamStats',
-    'StreamsClient', 'Subscriber', 'Subscription', 'SuperStream', 'SuperStreamPublisher',
-    'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key', 'connection', 'get_message_ctx',
-    'stream_message_ctx', 'streams_client',
+    'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit', 'Compression',
+    'Confirmation', 'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset',
+    'OffsetTracking', 'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch',
+    'PublisherBatchFast', 'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin',
+    'PublisherBinBatch', 'StreamStats', 'StreamsClient', 'Subscriber', 'Subscription',
+    'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key',
+    'connection', 'get_message_ctx', 'stream_message_ctx', 'streams_client',
 ]  # fmt: skip
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
@@ -70,19 +70,18 @@ else:  # a program pays only for what it uses
             'rbfly.protocol._batch': 'MessageBatch',
             'rbfly.types': 'AMQPAnnotations AMQPAppProperties AMQPBody AMQPScalar',
             'rbfly.streams.compat': 'PublisherBatch PublisherBatchFast PublisherBatchLimit'
-            ' PublisherBatchMem PublisherBin PublisherBinBatch',
-            'rbfly.streams.confirmation': 'Confirmation',
-            'rbfly.streams.decorator': 'connection',
+            ' PublisherBatchMem PublisherBin PublisherBinBatch connection',
+            'rbfly.streams._publish.confirmation': 'Confirmation',
             'rbfly.streams.events': f'events {_EVENTS}',
-            'rbfly.streams.handover': 'Group',
-            'rbfly.streams.publisher': 'Publisher',
-            'rbfly.streams.publisher_base': 'BasePublisher',
-            'rbfly.streams.routing': 'by_hash by_key',
-            'rbfly.streams.subscription': 'BaseSubscription Subscriber Subscription'
-            ' SuperStreamSubscription',
-            'rbfly.streams.super_client': 'SuperStream',
-            'rbfly.streams.super_stream': 'SuperStreamPublisher',
-            'rbfly.streams.tracking': 'OffsetTracking',
+            'rbfly.streams._group.handover': 'Group',
+            'rbfly.streams._publish.publisher': 'Publisher',
+            'rbfly.streams._publish.base': 'BasePublisher',
+            'rbfly.streams._super_stream.routing': 'by_hash by_key',
+            'rbfly.streams._consume.subscription': 'BaseSubscription Subscriber Subscription',
+            'rbfly.streams._super_stream.client': 'SuperStream',
+            'rbfly.streams._super_stream.publisher': 'SuperStreamPublisher',
+            'rbfly.streams._super_stream.subscription': 'SuperStreamSubscription',
+            'rbfly.streams._offsets.tracking': 'OffsetTracking',
         },
     )
 

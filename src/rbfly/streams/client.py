@@ -19,21 +19,25 @@ from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
-from .arguments import check_settings
-from .management import ClientBase
-from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
+from ._admin.streams import ClientBase
+from ._arguments import check_settings
+from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
     from . import events as events_module
-    from . import handover, opening, subscribing, subscription, super_client, tracking
+    from ._consume import options, subscription
+    from ._group import handover
+    from ._offsets import tracking
+    from ._publish import opening
+    from ._super_stream import client as super_client
 else:  # a program pays only for what it uses
     events_module = Later('rbfly.streams.events')
-    handover = Later('rbfly.streams.handover')
-    opening = Later('rbfly.streams.opening')
-    subscribing = Later('rbfly.streams.subscribing')
-    subscription = Later('rbfly.streams.subscription')
-    super_client = Later('rbfly.streams.super_client')
-    tracking = Later('rbfly.streams.tracking')
+    handover = Later('rbfly.streams._group.handover')
+    opening = Later('rbfly.streams._publish.opening')
+    options = Later('rbfly.streams._consume.options')
+    subscription = Later('rbfly.streams._consume.subscription')
+    super_client = Later('rbfly.streams._super_stream.client')
+    tracking = Later('rbfly.streams._offsets.tracking')
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
@@ -318,7 +322,7 @@ class StreamsClient(ClientBase):
         amqp: Literal[False],
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: tracking.Commit | tracking.OffsetTracking | None = None,
+        commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         group: str | handover.Group | None = None,
@@ -335,7 +339,7 @@ class StreamsClient(ClientBase):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: tracking.Commit | tracking.OffsetTracking | None = None,
+        commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         group: str | handover.Group | None = None,
@@ -351,7 +355,7 @@ class StreamsClient(ClientBase):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: tracking.Commit | tracking.OffsetTracking | None = None,
+        commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         group: str | handover.Group | None = None,
@@ -396,11 +400,11 @@ class StreamsClient(ClientBase):
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        found: subscription.Subscription[Any] = subscribing.subscribe(
+        plan = options.plan(
             self._cluster,
             self._members,
             stream,
-            None,
+            False,
             offset,
             filter,
             timeout,
@@ -412,4 +416,5 @@ class StreamsClient(ClientBase):
             until,
             group,
         )
-        return found
+        session = plan.new_session(plan.waiter, stream, plan.offset)
+        return subscription.Subscription(session, plan.waiter, plan.offset)

@@ -1,17 +1,24 @@
-"""Publisher classes of RbFly 0.10; new programs use :class:`Publisher`."""
+"""Names of RbFly 0.10 that new programs do not need: publishers, and the decorator."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar, cast
 
 from ..checks import check_integer
+from ..error import RbFlyError
 from ..protocol._publish import PublishWindow
 from . import types
-from .publisher import Publisher
-from .publishing import PublisherSession
+from ._publish.publisher import Publisher
+from ._publish.semaphore import WindowSemaphore
+from ._publish.session import PublisherSession
+from .client import StreamsClient
 from .types import MessageCtx
-from .waiting import WindowSemaphore
+
+F = TypeVar('F', bound=Callable[..., Any])
 
 MAX_LEN = 2**63 - 1
 USER = 5  # stack level of `client.publisher(...)` being awaited or entered, from `warn`
@@ -134,3 +141,48 @@ def raise_first(errors: list[Exception]) -> None:
     """Raise the error of a context that was not sent, if any."""
     if errors:
         raise errors[0]
+
+
+def connection(coro: F) -> F:
+    """Decorator: close a client's connections when a coroutine or asynchronous generator ends.
+
+    The client is the first argument that is a :class:`StreamsClient`.  If nested or parallel calls
+    use the same client, the last one to end closes its connections.
+
+    :raises RbFlyError: `coro` is not a coroutine or asynchronous generator function, or it was
+        called without a client.
+    """
+    function: Any = coro
+    while isinstance(function, functools.partial):
+        function = function.func
+
+    def client_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StreamsClient:
+        if isinstance(coro, functools.partial):
+            args, kwargs = coro.args + args, coro.keywords | kwargs
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, StreamsClient):
+                return value
+        raise RbFlyError(f'{function.__name__} was called without a StreamsClient')
+
+    if inspect.iscoroutinefunction(function):
+
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            async with client_of(args, kwargs):
+                return await coro(*args, **kwargs)
+
+        wrapper: Any = run
+    elif inspect.isasyncgenfunction(function):
+
+        async def iterate(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            async with client_of(args, kwargs):
+                generator = coro(*args, **kwargs)
+                try:
+                    async for value in generator:
+                        yield value
+                finally:
+                    await generator.aclose()
+
+        wrapper = iterate
+    else:
+        raise RbFlyError(f'{coro!r} is not a coroutine function or asynchronous generator function')
+    return cast(F, functools.update_wrapper(wrapper, function))

@@ -12,7 +12,7 @@ from ..net.cluster import Cluster
 from ..net.observer import Life, Observer, Role, State
 from ..net.uri import Address
 from ..record import Record
-from .waiting import WaitingTasks
+from ._waiting import WaitingTasks
 
 __all__ = [
     'Activated',

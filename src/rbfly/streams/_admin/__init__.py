@@ -1,0 +1,1 @@
+"""Requests about streams and super streams."""

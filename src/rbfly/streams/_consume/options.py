@@ -1,0 +1,158 @@
+"""Checks the arguments of `subscribe`, for a stream or a super stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableSet
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from ...checks import check_integer, check_stream, check_timeout, check_type
+from ...error import ArgumentError
+from ...net.cluster import Cluster
+from ...protocol.offset import Offset, OffsetSource, OffsetType
+from ...record import replace
+from .._arguments import check_choice, check_filter, check_member_start, check_starts
+from .._group.handover import Group
+from .._offsets.queries import GroupMember
+from .._offsets.tracking import OffsetTracking
+from ..types import Commit, MessageFilter, OnDecodeError, OnGap
+from .session import ReadSettings, SubscriptionSession
+from .waiter import MessageWaiter, Waiter
+
+Offsets = Offset | OffsetSource | Mapping[str, Offset | OffsetSource]
+
+
+class Plan(NamedTuple):
+    """What `subscribe` has checked: how to read a stream or the partitions of a super stream.
+
+    :ivar new_session: creates the session of a stream or of a partition.
+    """
+
+    offset: Any  # of a stream: Offset | OffsetSource; of a super stream: Offsets
+    tracking: OffsetTracking | None
+    has_end: bool
+    waiter: MessageWaiter
+    new_session: Callable[[Waiter, str, Offset | OffsetSource], SubscriptionSession]
+
+
+def plan(
+    cluster: Cluster,
+    members: MutableSet[GroupMember],
+    stream: str,
+    is_super: bool,
+    offset: Offsets | None,
+    filter: MessageFilter | None,
+    timeout: float | None,
+    amqp: bool,
+    on_decode_error: OnDecodeError,
+    initial_credit: int,
+    commit: Commit | OffsetTracking | None,
+    on_gap: OnGap,
+    until: Literal['now'] | Offset | datetime | None,
+    group: str | Group | None,
+) -> Plan:
+    """Check the arguments of `subscribe`.
+
+    :param members: the client's members of groups; refers to them weakly.
+    """
+    cluster.check_loop()
+    check_stream(stream)
+    if offset is None:  # a member that joins late misses nothing
+        offset = Offset.NEXT if group is None else Offset.FIRST
+    elif isinstance(offset, Mapping):
+        offset = dict(offset)
+    if group is not None and until is not None:
+        raise ArgumentError('a group has no end: use either group or until')
+    if isinstance(until, datetime):
+        until = Offset.timestamp(until)
+    check_starts(offset, until, is_super)
+    check_type('filter', filter, MessageFilter, None)
+    check_timeout('timeout', timeout)
+    check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
+    check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
+    check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
+    if filter is not None:
+        check_filter(filter)
+    tracking, membership = check_group(group, offset, commit)
+    settings = ReadSettings(
+        filter,
+        amqp,
+        on_decode_error,
+        initial_credit,
+        tracking,
+        on_gap,
+        until,
+        membership,
+        stream if is_super else None,
+    )
+    waiter = MessageWaiter(cluster.check_loop, timeout or None)
+
+    def new_session(
+        waiter: Waiter, stream: str, offset: Offset | OffsetSource
+    ) -> SubscriptionSession:
+        session = SubscriptionSession(cluster, waiter, stream, offset, settings)
+        if membership is not None:
+            members.add(session)
+        return session
+
+    return Plan(offset, tracking, until is not None, waiter, new_session)
+
+
+def check_group(
+    group: str | Group | None, offset: object, commit: Commit | OffsetTracking | None
+) -> tuple[OffsetTracking | None, Group | None]:
+    """Check the arguments of a subscription that concern its group, and how it stores offsets."""
+    check_type('group', group, str, Group, None)
+    check_type('commit', commit, str, OffsetTracking, None)
+    if isinstance(commit, str):
+        check_choice('commit', commit, 'auto', 'manual', 'off')
+    if isinstance(group, str):
+        group = Group(group)
+    starts = [*offset.values()] if isinstance(offset, Mapping) else [offset]
+    references = {
+        str(start.value)
+        for start in starts
+        if isinstance(start, Offset) and start.type == OffsetType.REFERENCE
+    }
+    if commit is None:
+        is_kept = not all(isinstance(start, Offset) for start in starts)  # by the program
+        commit = 'off' if group is None or is_kept else 'auto'
+    tracking = OffsetTracking(manual=commit == 'manual') if isinstance(commit, str) else commit
+    if group is None:
+        if commit == 'off':
+            return None, None
+        if tracking.reference is None:
+            if len(references) != 1:
+                raise ArgumentError(
+                    f'commit={commit!r} needs the name under which to store offsets: pass'
+                    ' group=..., offset=Offset.reference(name), or commit=OffsetTracking(name)'
+                )
+            tracking = replace(tracking, reference=references.pop())
+        return tracking, None
+    name, stranded_after = group.name, group.stranded_after
+    for start in starts:
+        if isinstance(start, Offset):
+            check_member_start(start)
+    for reference in references - {name}:
+        raise ArgumentError(
+            f'a member of group {name!r} starts after the offset stored under the name of the'
+            f' group, not under {reference!r}'
+        )
+    if tracking.reference not in (None, name):
+        raise ArgumentError(
+            f'a member of group {name!r} stores its offset under the name of the group, not'
+            f' under {tracking.reference!r}: omit the reference'
+        )
+    if commit == 'off':
+        if stranded_after is not None:
+            raise ArgumentError(
+                "stranded_after looks at the stored offset: commit must be 'auto' or 'manual'"
+            )
+        return None, group
+    least = 1.0 if tracking.manual else max(1.0, tracking.interval)
+    if stranded_after is not None and stranded_after <= least:
+        raise ArgumentError(
+            f'stranded_after must be above {least:g} seconds, not {stranded_after}:'
+            ' the member may not store an offset for so long'
+        )
+    return replace(tracking, reference=name), group

@@ -1,0 +1,635 @@
+"""Declares a subscription, resumes it after a reconnect, and closes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
+from typing import Any, Literal
+
+from ...checks import check_type
+from ...error import (
+    ArgumentTypeError,
+    CallbackError,
+    OffsetGapError,
+    RbFlyError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    SubscriptionClosed,
+    about,
+    copy_error,
+    of_callback,
+)
+from ...net.cluster import Cluster
+from ...net.connection import Connection
+from ...net.observer import Life, Role
+from ...net.registration import Owner, Registration
+from ...net.retry import can_retry
+from ...protocol import commands
+from ...protocol._chunk import Chunk
+from ...protocol._cursor import MessageCursor
+from ...protocol._decoder import Decoder
+from ...protocol._identity import LastChunk
+from ...protocol.offset import Offset, OffsetSource, OffsetType
+from ...protocol.start import Start
+from ...record import Record
+from .._arguments import check_member_start, check_until
+from .._group.handover import Group
+from .._group.member import Member
+from .._offsets.gaps import GapCheck
+from .._offsets.last_messages import chunk_ids
+from .._offsets.queries import (
+    check_identity,
+    counted,
+    end_before,
+    leader_ends_before,
+    stored_offset,
+)
+from .._offsets.tracking import OffsetTracking, Tracker
+from .._waiting import WaitingTasks, is_foreign
+from ..types import MessageFilter, OnDecodeError, OnGap
+from .committing import Commits
+from .until import Until
+from .waiter import Source, Waiter
+from .watchdog import DeliveryWatchdog
+
+
+class ReadSettings(Record):
+    """Settings of a subscription, named as the arguments of :meth:`StreamsClient.subscribe`."""
+
+    filter: MessageFilter | None
+    amqp: bool
+    on_decode_error: OnDecodeError
+    initial_credit: int
+    tracking: OffsetTracking | None
+    on_gap: OnGap
+    until: Literal['now'] | Offset | None
+    group: Group | None
+    super_stream: str | None
+
+
+class SubscriptionSession(Owner):
+    """Owns the registration of a subscription; does not refer to the object that the user holds.
+
+    It opens the registration when a task waits and every message has been delivered.  A task that
+    stops waiting neither stops the opening nor changes where the subscription resumes.
+
+    :param waiter: wakes the task that waits for a message.
+    :param offset: where the subscription starts, or an async function that returns it.
+    :ivar cursor: returns the messages that have arrived.
+    :ivar commits: stores the offsets that the program commits.
+    """
+
+    role = Role.CONSUME
+    turns = None
+    open_until_closed = False
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        waiter: Waiter,
+        stream: str,
+        offset: Offset | OffsetSource,
+        settings: ReadSettings,
+    ) -> None:
+        credit, until = settings.initial_credit, settings.until
+        tracking, group = settings.tracking, settings.group
+        decoder = Decoder(settings.amqp, settings.on_decode_error)
+        self.stream = stream
+        self._released = False
+        self.cursor: MessageCursor = MessageCursor(
+            self,
+            decoder,
+            settings.filter,
+            waiter.wake if until is None and group is None else self._on_arrival,
+            waiter.turn,
+            credit // 2 + 1,  # the broker continues with more than half of it
+            stream,
+        )
+        self.cursor.queue.limit = 2 * credit  # RabbitMQ never exceeds the credit itself
+        self.registration: Registration = Registration(cluster, self)
+        self._cluster = cluster
+        self._waiter = waiter
+        self._properties = {} if settings.filter is None else settings.filter.properties()
+        self._start = Start(offset)
+        self._kept: int | None = None  # offset after the last message, if the cursor forgets it
+        self._former: LastChunk | None = None  # of the stream that a former session has read
+        self._gaps = GapCheck(
+            stream,
+            settings.on_gap,
+            settings.filter is not None,
+            cluster.observers,
+            cluster.settings.log_prefix,
+        )
+        self._credit = credit
+        self._error: Exception | None = None  # for the next task that waits
+        self._opening = WaitingTasks()  # in `open`
+        self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
+        self._position: int | None = None  # of the cursor at the last declaration
+        self._watchdog = DeliveryWatchdog(
+            stream, self.cursor, self.registration, waiter, in_group=group is not None
+        )
+        self._wanted_end = until
+        self._until: Until | None = None
+        if until is not None:
+            self._until = Until(
+                until, cluster, self.registration, self._start, self.cursor, waiter.end
+            )
+        self._tracker: Tracker | None = None
+        if tracking is not None and not tracking.manual:
+            self._tracker = Tracker(tracking, stream, self.cursor, self.write)
+        self._member: Member | None = None
+        if group is not None:
+            self._member = Member(
+                group, settings.super_stream, cluster, self, offset, self._gaps, self._tracker
+            )
+        self.commits: Commits = Commits(
+            cluster, self.registration, self.cursor, stream, tracking, self._member
+        )
+        waiter.add(self)
+
+    def __repr__(self) -> str:
+        return f'subscription of stream {self.stream!r}'
+
+    @property
+    def closed(self) -> bool:
+        """True if the program receives no more messages."""
+        return self._released or self.registration.life is not Life.ACTIVE
+
+    @property
+    def ended(self) -> bool:
+        """The same, also after `stop`, while the program finishes its last message."""
+        return self.closed or self._asked is not None
+
+    @property
+    def failed(self) -> bool:
+        """True if an error waits for the next task that waits."""
+        return self._error is not None
+
+    @property
+    def active(self) -> bool:
+        """True if the broker delivers messages."""
+        return self.registration.is_open and (self._member is None or self._member.is_active)
+
+    # -- the group
+
+    def is_member_of(self, group: str, stream: str) -> bool:
+        """True if it has joined this group on this stream, and is not closed."""
+        member = self._member
+        if member is None or self.closed or not self.registration.declared:
+            return False
+        return (member.group.name, self.stream) == (group, stream)
+
+    @property
+    def is_revoking(self) -> bool:
+        """True in `on_revoke` of this stream, and in the tasks that it has created."""
+        return self._member is not None and self._member.is_revoking
+
+    @property
+    def may_store(self) -> bool:
+        """True if no other member of the group can be active."""
+        return self._member is not None and self._member.may_store
+
+    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
+        """Return a function that returns the connection on which to store an offset."""
+        return self.commits.connect(offset)
+
+    # -- the registration
+
+    async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
+        start, cursor = self._start, self.cursor
+        if self._member is not None:
+            await self._member.prepare(connection, id)
+            connection.set_subscription(id, cursor.queue)
+            joining = self._properties | self._member.properties
+            return commands.Subscribe(id, self.stream, Offset.FIRST, self._credit, joining)
+        if cursor.position is None:
+            if self._former is not None and self._former.id >= 0:
+                await check_identity(self._cluster, self.stream, self._former)
+            if start.source is not None:
+                start.choose(await self.ask(start.source))
+            if start.reference is not None:
+                start.resolve(await stored_offset(connection, self.stream, start.reference))
+            start.choose(await counted(self._cluster, self.stream, start.offset))
+        first = committed = end = None
+        until, properties = self._until, self._properties
+        if until is not None:
+            await until.prepare(connection, self.stream)
+            if not until.is_complete:
+                properties = {}  # the filter may skip the chunk that reaches the end
+        wanted = self._gaps.wanted(start, cursor)
+        if until or start.needs_chunks(cursor) or wanted is not None:
+            first, committed = await chunk_ids(connection, self.stream)
+            missing = start.missing_end(cursor, committed)
+            if missing is None and until is not None:
+                missing = until.missing(committed)
+            if missing is not None:
+                if await leader_ends_before(self._cluster, self.stream, missing):
+                    raise StreamDoesNotExist(self.stream, 'was deleted and created again')
+                raise StreamConnectionError(
+                    f'the replica of stream {self.stream!r} on this node lags behind'
+                )
+        if wanted is not None and cursor.position is None:
+            end = await end_before(self._cluster, self.stream, wanted, committed)
+        # Nothing is awaited from here on: the program may have read on until now.
+        self._gaps.check(self._gaps.wanted(start, cursor), first, end)
+        self._position = cursor.position
+        offset = start.subscribe_at(cursor, first, committed)
+        connection.set_subscription(id, cursor.queue)
+        if start.is_probe:
+            return commands.Subscribe(id, self.stream, offset, 1, {})
+        return commands.Subscribe(id, self.stream, offset, self._credit, properties)
+
+    async def ask(self, source: OffsetSource) -> Offset:
+        """Return the offset that the program keeps."""
+        try:
+            found = source(self.stream)
+            if isawaitable(found):
+                offset = await found
+        except BaseException as ex:
+            if is_foreign(ex):
+                raise
+            where = f'the function given as offset=, for stream {self.stream!r}'
+            raise CallbackError(of_callback(ex, where)) from None
+        if not isawaitable(found):
+            raise ArgumentTypeError(
+                f'offset must be an Offset or an async function; {source!r} is not async'
+            )
+        check_type('the result of the offset function', offset, Offset)
+        check_until(self._wanted_end, offset)
+        if self._member is not None:
+            check_member_start(offset)
+        return offset
+
+    def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
+        connection.set_subscription(id, None)
+        self._watchdog.stop()
+        if self._until is not None:
+            self._until.on_detach()
+        if self._member is not None:
+            self._member.detach(connection, id)
+        return commands.Unsubscribe(id)
+
+    def on_open(self, connection: Connection, id: int) -> None:
+        if self._member is None:
+            self._watch(is_time=self._start.offset.type == OffsetType.TIMESTAMP)
+        else:
+            self._member.on_open()
+        self._opening.wake()
+        if self._until is not None:
+            self._waiter.wake()  # `on_wait` asks whether anything is left
+
+    def _watch(self, *, is_time: bool) -> None:
+        connection = self.registration.connection
+        # The broker may have nothing to deliver to a filter.
+        if not self._properties and connection is not None and connection.knows_optional:
+            self._watchdog.start(is_time=is_time)
+
+    def on_leave(self) -> None:
+        self.commits.on_leave()
+
+    def on_activity(self, *, active: bool) -> None:
+        """The subscription has become the active member of its group, or is no longer."""
+        if self._tracker is not None:
+            self._tracker.on_lost()  # and counts again: the cursor has started over
+        if active:
+            self._watch(is_time=False)
+        else:
+            self._watchdog.stop()
+
+    def on_lost(self, error: RbFlyError) -> None:
+        if self._tracker is not None:
+            self._tracker.on_lost()
+        if not self.closed:
+            if not can_retry(error, declared=True):
+                self._error = copy_error(error)
+            self._waiter.wake()
+
+    def on_failed(self, error: Exception) -> None:
+        self._error = error
+        self._waiter.wake()
+        self._opening.wake()
+
+    def on_disconnect(self) -> None:
+        if self._tracker is not None:
+            self._tracker.store(last=True)
+
+    # -- the cursor
+
+    def on_chunk_consumed(self, chunk: Chunk) -> None:
+        """Let the broker send one more chunk."""
+        self._return_credit(1)
+
+    def _return_credit(self, chunks: int) -> None:
+        connection = self.registration.connection
+        if chunks and connection is not None and connection.is_open:
+            connection.write(commands.credit(self.registration.id, chunks))
+
+    def drop_queue(self) -> None:
+        """Drop the messages that the program has not received, and return their credit.
+
+        The position stays unchanged; messages that still arrive are also dropped, until the
+        subscription is declared again.
+        """
+        self._return_credit(self.cursor.drop())
+
+    def on_progress(self) -> None:
+        """Store the offset: the program has finished enough messages."""
+        if self._tracker is not None:
+            self._tracker.on_progress()
+
+    def on_replaced(self) -> None:
+        """Start over, and raise the error: the stream was deleted and created again."""
+        self._start_over()
+        raise StreamDoesNotExist(self.stream, 'was deleted and created again')
+
+    def on_end(self) -> None:
+        """End the iteration: the broker delivers messages after `until`."""
+        self._waiter.end()
+
+    def _on_arrival(self) -> None:
+        if self._member is not None:
+            self._member.on_arrival()
+            return
+        if self._until is not None:
+            self._until.on_arrival()
+        self._waiter.wake()
+
+    def wake(self) -> None:
+        """Wake the task that waits for a message."""
+        self._waiter.wake()
+
+    def on_probed(self) -> None:
+        """Subscribe where the first chunk has shown that the subscription starts."""
+        self.registration.reset()
+
+    def _start_over(self) -> None:
+        """The stream was deleted: start over at the beginning of a new one with its name."""
+        opened = self.registration.declared or self._former is not None
+        self._former = self._kept = None
+        self._start.start_over(opened)
+        self.registration.reset()
+        self.cursor.start_over()
+        self._watchdog.start_over()
+        self._gaps.start_over()
+        if self._until is not None:
+            self._until.start_over()
+        if self._member is not None and opened:
+            self._member.start_over()
+        if self._tracker is not None:
+            self._tracker.on_lost()  # the stored offset was deleted with the stream
+        self.commits.start_over()
+
+    @property
+    def identity(self) -> LastChunk:
+        """The chunk that identifies the stream."""
+        if self._member is not None:
+            return self._member.identity
+        last_chunk = self.cursor.last_chunk
+        return last_chunk if last_chunk.id >= 0 or self._former is None else self._former
+
+    @property
+    def position(self) -> int | None:
+        """Offset after the last message received; None before the first."""
+        found = self.cursor.delivered
+        return self._kept if found is None else found
+
+    def keep_position(self) -> None:
+        """Keep the position, for a program that still works on its last messages."""
+        self._kept = self.position
+
+    def succeed(self, position: int | None, identity: LastChunk | None) -> None:
+        """Read the stream of a former session.
+
+        :param position: of that session.
+        :param identity: of that session; None if the stream was deleted.
+        """
+        self._kept = position
+        self._former = LastChunk() if identity is None else identity
+        if identity is None:
+            self._start_over()
+        elif self._member is not None:
+            self._member.resume(identity)
+        elif position is not None and self._start.source is None:
+            self._start = Start(Offset.offset(position))
+
+    def write(self, frame: bytes, last: bool) -> bool:
+        """Write a frame that stores an offset; return false if this is not possible now.
+
+        It is not without a connection, while the stream may be a new one with the same name, or
+        while another member of the group is active.
+
+        :param last: write it even if the connection is paused.
+        """
+        connection = self.registration.connection
+        if connection is None or not connection.is_open or self.cursor.last_chunk.unverified:
+            return False
+        if connection.paused and not last:
+            return False
+        if self._member is not None and not self._member.may_store:
+            return False
+        connection.write(frame)
+        connection.require_answer()
+        return True
+
+    # -- the waiting task
+
+    async def open(self) -> None:
+        """Wait until the broker has accepted the subscription, or nothing is left to read.
+
+        :raises SubscriptionClosed: the subscription is closed.
+        """
+        self._cluster.check_loop()
+        while not self._is_ready and not self.closed:
+            self.on_wait(finished=False)
+            if not self._waiter.ended:
+                # until the registration is open, has failed, or is not needed
+                await self._opening.wait()
+        if self.closed:
+            raise about(SubscriptionClosed(f'the {self!r} is closed'), self.stream)
+
+    @property
+    def _is_ready(self) -> bool:
+        """True if the iteration need not open the subscription to miss no message."""
+        return (
+            self.registration.is_open
+            or self.cursor.has_messages
+            or self._waiter.ended
+            or isinstance(self._error, OffsetGapError)  # raised by the iteration, which continues
+        )
+
+    def on_wait(self, *, finished: bool = True) -> None:
+        """A task is about to wait: raise the pending error, or open the registration.
+
+        :param finished: the program has finished all messages that it has received.
+        """
+        if finished:
+            self.cursor.mark_consumed()
+        if self._member is not None:
+            self._member.on_wait()
+        if self._until is not None and self._until.check():
+            self._waiter.end()
+            return
+        if self._error is not None:
+            if isinstance(self._error, StreamDoesNotExist):
+                self._start_over()
+            if isinstance(self._error, RbFlyError):
+                about(self._error, self.stream)
+            try:
+                raise self._error
+            finally:
+                self._error = None
+        if self._tracker is not None:
+            self._tracker.start()
+        if self.cursor.position != self._position:
+            self.registration.end_outage()
+        self.registration.ensure_open()
+
+    def on_yield(self) -> None:
+        """Do nothing: the subscription opens when a task waits."""
+
+    def parts(self) -> Sequence[Source]:
+        """Return this source alone."""
+        return (self,)
+
+    # -- ending
+
+    def stop(self) -> None:
+        """Deliver no more messages; `finish` closes the subscription."""
+        self._cluster.check_loop()
+        if self.closed:
+            return
+        self._asked = self._asked or asyncio.Event()
+        self.cursor.drop()
+        # A declaration in progress, or another activity of a member, would deliver messages.
+        is_idle = self._member is not None and not self._member.may_store
+        if is_idle or not self.registration.is_open:
+            self.registration.reset()
+        self._waiter.end()
+        self._opening.wake()
+
+    async def finish(self) -> None:
+        """Close the subscription: the program asks for a message after the last one."""
+        self.cursor.mark_consumed()
+        if self._asked is not None:
+            self._asked.set()
+        await self.close(wait=True)
+
+    async def wait_asked(self, reader: asyncio.Task[Any] | None) -> None:
+        """After `stop`, wait for the task that has received the last message.
+
+        The wait ends when the task asks for the next message or ends, when another task closes the
+        subscription, or after the client's `close_timeout`.
+        """
+        cursor, asked = self.cursor, self._asked
+        if asked is None or self.closed or cursor.unfinished == cursor.position:
+            return
+        if reader in (None, asyncio.current_task()):
+            return
+        assert reader is not None
+
+        def on_done(_: object) -> None:
+            asked.set()
+
+        reader.add_done_callback(on_done)
+        try:
+            async with self._cluster.closing.limit():
+                await asked.wait()
+        except TimeoutError:
+            pass
+        finally:
+            reader.remove_done_callback(on_done)
+
+    async def close(self, *, wait: bool, reader: asyncio.Task[Any] | None = None) -> None:
+        """Close the subscription, and end the iteration of a waiting task.
+
+        :param wait: wait for the broker's answers; after `stop`, first for the program.
+        :param reader: the task that has received the last message.
+        :raises OffsetNotStored: the offset of the last finished message could not be stored, or
+            `on_revoke` has not ended.
+        :raises CallbackError: `on_revoke` has raised an error.
+        """
+        registration = self.registration
+        if registration.life is Life.CLOSED:
+            return
+        self._cluster.check_loop()
+        if not wait:
+            self.abort()
+            return
+        try:
+            await self.wait_asked(reader)
+        except BaseException:  # cancelled
+            self.abort()
+            raise
+        if self.closed:
+            if not self.is_revoking:  # `on_revoke` calls `close`, which waits for it
+                await registration.wait_closed()
+            return
+        registration.begin_close()
+        try:
+            self._end_waiting()
+            self.cursor.drop()
+            cluster, connection = self._cluster, registration.connection
+            try:
+                if self._member is not None:
+                    await self._member.revoke()
+                    connection = registration.connection
+                if self._tracker is not None:
+                    in_group = self._member is not None
+                    verify = self._waiter.ended or in_group
+                    await self._tracker.close(cluster, connection, verify=verify, in_group=in_group)
+            finally:
+                connection = registration.connection
+                answer = registration.reset()
+            is_idle = connection is None or connection.is_idle
+            await (cluster.idle_closing if is_idle else cluster.closing).wait(answer)
+        finally:
+            self._end()
+
+    def _end_waiting(self) -> None:
+        self._waiter.remove(self)
+        self._waiter.wake()
+        self._opening.wake()
+        if self._asked is not None:
+            self._asked.set()
+
+    def _end(self) -> None:
+        self._waiter.remove(self)
+        self.registration.close()
+        self.cursor.close()
+        if self._member is not None:
+            self._member.close()
+        if self._tracker is not None:
+            self._tracker.stop()
+        self._tracker = self._member = None
+
+    def release(self) -> None:
+        """Close the subscription without waiting: the program has dropped its last reference.
+
+        Stores the offset of the last finished message.  May be called from any thread, with or
+        without a running event loop.
+        """
+        if self.closed:
+            return
+        self._released = True
+        loop = self._cluster.loop
+        if loop is None or loop.is_closed():
+            self.abort()
+        else:  # never directly: the garbage collector may run within any method of the registration
+            loop.call_soon_threadsafe(self.abort)
+
+    def abort(self) -> None:
+        """Close the subscription without waiting, unless another task closes it.
+
+        Stores the offset of the last finished message if there is a connection.
+        """
+        if self.registration.life is not Life.ACTIVE:
+            return
+        loop = self._cluster.loop
+        try:
+            if loop is not None and not loop.is_closed():
+                self._end_waiting()
+                if self._tracker is not None:
+                    self._tracker.abort(self._cluster)
+        finally:
+            self._end()

@@ -1,0 +1,288 @@
+"""Waiting for messages of one or several sources."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol, cast
+
+from ..._turn import Turn
+from ...error import CallbackError, MessageTimeout, SubscriptionError, about
+from ...protocol._batch import MessageBatch
+from ...protocol._cursor import KINDS, MessageCursor
+from .._waiting import TURN, deadline, in_time, let_others_run
+from ._iteration import SubscriptionBase
+
+
+class Waiter(Protocol):
+    """What a source uses of a :class:`MessageWaiter`."""
+
+    @property
+    def turn(self) -> Turn: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    def add(self, source: Source) -> None: ...
+
+    def remove(self, source: Source) -> None: ...
+
+    def end(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def is_waiting(self) -> bool: ...
+
+
+class Source(Protocol):
+    """A source of messages: a stream, or several that are read in turn.
+
+    :ivar cursor: returns the messages that have arrived; its turn and the callback that it wakes
+        are the waiter's `turn` and `wake`.
+    """
+
+    @property
+    def cursor(self) -> MessageCursor: ...
+
+    @property
+    def failed(self) -> bool:
+        """True if `on_wait` would raise an error."""
+
+    def on_wait(self, *, finished: bool = True) -> None:
+        """A task is about to wait, because no message is left; raise the pending error, if any.
+
+        :param finished: the program has finished all messages that the cursor has made ready.
+        """
+
+    def on_yield(self) -> None:
+        """Other tasks have run; may raise the error of a stream that has no messages left."""
+
+    def parts(self) -> Sequence[Source]:
+        """Return the streams to read next, each a source."""
+
+    async def finish(self) -> None:
+        """Close the source: the program asks for a message after the last one."""
+
+
+class Ended(Exception):
+    """No more messages arrive.  The program cannot raise this: it ends an iteration."""
+
+
+def raise_own(failed: CallbackError | None) -> None:
+    """Raise the error of a function of the program, if there is one, without the carrier."""
+    if failed is not None:
+        try:
+            raise failed.error
+        finally:
+            del failed  # the traceback refers to this frame
+
+
+async def own_errors(call: Awaitable[None]) -> None:
+    """Await a call; raise the error of a function of the program without the carrier."""
+    failed: CallbackError | None = None
+    try:
+        await call
+    except CallbackError as ex:
+        failed = ex
+    raise_own(failed)
+
+
+class MessageWaiter:
+    """Waits for messages of its sources, for one task at a time.
+
+    :param check_loop: raises in another event loop than that of the client.
+    :param timeout: seconds to wait for each message; None for no limit.
+    :ivar turn: limits how long other tasks wait while messages are read.
+    :ivar ended: no more messages arrive.
+    """
+
+    def __init__(self, check_loop: Callable[[], None], timeout: float | None) -> None:
+        self.check_loop = check_loop
+        self.turn: Turn = Turn(TURN)
+        self.ended: bool = False
+        self.timeout = timeout
+        self._sources: tuple[Source, ...] = ()
+        self._future: asyncio.Future[None] | None = None
+        self._iterating = False
+
+    def add(self, source: Source) -> None:
+        """Add a source."""
+        self._sources = (*self._sources, source)
+
+    def remove(self, source: Source) -> None:
+        """Remove a source; without any source, the iteration ends."""
+        self._sources = tuple(item for item in self._sources if item is not source)
+
+    def end(self) -> None:
+        """End the iteration after the messages that have arrived.
+
+        The task that asks for the next one closes the sources.
+        """
+        self.ended = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the waiting task: a message or an error has arrived, or a source was removed."""
+        if self.is_waiting():
+            assert self._future is not None
+            self._future.set_result(None)
+
+    def is_waiting(self) -> bool:
+        """True if a task waits for a message."""
+        return self._future is not None and not self._future.done()
+
+    async def wait(self, kind: int, limit: int, subscription: SubscriptionBase) -> Any:
+        """Wait for a body, context or batch, and take it.
+
+        :param subscription: kept alive until then.
+        """
+        self._begin(subscription)
+        until: float | None = None
+        woken = True
+        failed: CallbackError | None = None
+        try:
+            while self._sources:
+                for source in self._sources:
+                    if source.cursor.must_yield:
+                        await self._yield()
+                    if subscription._advance(source.cursor, kind, limit):
+                        return subscription._take(source.cursor, kind)
+                    if source.cursor.must_yield:  # after it dropped many messages
+                        break
+                else:
+                    if not self._sources or self.ended:  # perhaps while other tasks ran
+                        break
+                    if not woken:
+                        raise self.timed_out(subscription)
+                    if until is None and self.timeout is not None:
+                        until = deadline(self.timeout)
+                    for source in self._sources:
+                        source.on_wait()
+                    if not self.ended:
+                        woken = await self._wait_wakeup(until)
+        except CallbackError as ex:
+            failed = ex
+        finally:
+            self._iterating = False
+        raise_own(failed)
+        await self._finish()
+        raise StopAsyncIteration
+
+    def _begin(self, subscription: SubscriptionBase) -> None:
+        self.check_loop()
+        if self._iterating:
+            error = SubscriptionError(
+                f'{subscription!r} is being iterated by another task: use one subscription per task'
+            )
+            raise about(error, getattr(subscription, 'stream', ''))
+        self._iterating = True
+
+    def timed_out(self, subscription: SubscriptionBase) -> MessageTimeout:
+        """Create the error for a wait that was too long."""
+        error = MessageTimeout(f'{subscription!r}: no message within {self.timeout} s')
+        return about(error, getattr(subscription, 'stream', ''))
+
+    async def wait_joined(
+        self, limit: int, max_wait: float, timeout: float | None, subscription: SubscriptionBase
+    ) -> MessageBatch | None:
+        """Wait for messages, and take those of all chunks that arrive in time.
+
+        If the task is cancelled, the messages stay in the cursor, and the next call adds to them.
+
+        :param limit: maximum number of messages.
+        :param max_wait: seconds to wait for more messages after the first one.
+        :param timeout: seconds to wait for the first one; None for no limit.
+        :param subscription: kept alive until then.
+        :returns: None if no message has arrived within the timeout.
+        :raises Ended: no more messages arrive.
+        """
+        self._begin(subscription)
+        woken = True
+        joining = False  # the last wait was for more messages of a batch
+        failed: CallbackError | None = None
+        try:
+            clock = asyncio.get_running_loop().time
+            until = None if timeout is None else clock() + timeout
+            while self._sources:
+                ages: dict[Source, float] = {}  # of batches that wait for more
+                for source in [part for item in self._sources for part in item.parts()]:
+                    cursor = source.cursor
+                    if cursor.must_yield:
+                        await self._yield()
+                    age = cursor.join(limit, clock())
+                    if age is not None:
+                        if age >= max_wait or not woken or self.ended or source.failed:
+                            return cast(MessageBatch, subscription._take(cursor, KINDS['batch']))
+                        ages[source] = age
+                    if cursor.must_yield:
+                        break
+                else:
+                    if not self._sources or self.ended:
+                        break
+                    if not woken and not joining:  # a handover drops the batch
+                        return None
+                    for source in self._sources:
+                        source.on_wait(finished=source not in ages)
+                    due = clock() + max_wait - max(ages.values()) if ages else until
+                    joining = bool(ages)
+                    if not self.ended:
+                        woken = await self._wait_wakeup(due)
+        except CallbackError as ex:
+            failed = ex
+        finally:
+            self._iterating = False
+        raise_own(failed)
+        await self._finish()
+        raise Ended
+
+    async def _finish(self) -> None:
+        for source in self._sources:  # none if the subscription was closed
+            await own_errors(source.finish())
+
+    async def _yield(self) -> None:
+        """Let other tasks run, and return the credit of consumed chunks."""
+        if self.turn.is_over:
+            await let_others_run()
+        else:
+            await asyncio.sleep(0)
+        self._on_yield()
+
+    def _on_yield(self) -> None:
+        self.turn.begin()
+        for source in self._sources:
+            source.on_yield()
+
+    async def _wait_wakeup(self, until: float | None) -> bool:
+        """Wait for `wake`; return false if it was not called before `until`."""
+        self._future = asyncio.get_running_loop().create_future()
+        woken = await in_time(self._future, until)
+        self._on_yield()
+        return woken
+
+
+class JoinedBatches(AsyncIterator[MessageBatch]):
+    """Iterates over batches of messages of several chunks, and keeps the subscription alive.
+
+    :param limit: maximum number of messages in a batch.
+    :param max_wait: seconds to wait for more messages after the first one.
+    """
+
+    def __init__(
+        self, subscription: SubscriptionBase, waiter: MessageWaiter, limit: int, max_wait: float
+    ) -> None:
+        self._subscription = subscription
+        self._waiter = waiter
+        self._limit = limit
+        self._max_wait = max_wait
+
+    async def __anext__(self) -> MessageBatch:
+        waiter, subscription = self._waiter, self._subscription
+        try:
+            found = await waiter.wait_joined(
+                self._limit, self._max_wait, waiter.timeout, subscription
+            )
+        except Ended:
+            raise StopAsyncIteration from None
+        if found is None:
+            raise waiter.timed_out(subscription)
+        return found

@@ -1,0 +1,142 @@
+"""Detects that the broker has stopped delivering, by polling StreamStats."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ...error import RbFlyError
+from ...net.connection import Connection
+from ...net.registration import Registration
+from ...protocol import commands
+from ...protocol._cursor import MessageCursor
+from .._offsets.queries import end_of_messages
+from .waiter import Waiter
+
+logger: logging.Logger = logging.getLogger('rbfly.streams')
+
+SILENCE = 30.0  # seconds without a chunk until the first poll; doubled after each poll
+SILENCE_LAST = 3600.0
+GRACE = 1.0  # seconds for a chunk to arrive that StreamStats has reported
+
+
+class DeliveryWatchdog:
+    """Resets a registration if a task waits for a chunk that the broker has but does not deliver.
+
+    :param in_group: subscribing again leaves a consumer group, so look for a message first.
+    :ivar timer: timer of the next poll, or of the grace period after one; None if stopped.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        cursor: MessageCursor,
+        registration: Registration,
+        waiter: Waiter,
+        in_group: bool,
+    ) -> None:
+        self.timer: asyncio.TimerHandle | None = None
+        self._stream = stream
+        self._cursor = cursor
+        self._registration = registration
+        self._waiter = waiter
+        self._in_group = in_group
+        self._task: asyncio.Task[None] | None = None  # looks for a message
+        self._seconds = SILENCE
+        self._last_id = -1  # of the last chunk when the timer was set
+        self._is_time = False
+        self._accepted: int | None = None  # missing chunk for which not to subscribe again
+
+    def start(self, *, is_time: bool) -> None:
+        """Watch the registration, which is open.
+
+        :param is_time: the subscription starts at a time, perhaps after the last chunk.
+        """
+        self._is_time = is_time
+        self._set(self._seconds, self._poll)
+
+    def stop(self) -> None:
+        """Stop watching: the registration is not open any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        task, self._task = self._task, None
+        if task is not None and not task.get_loop().is_closed():
+            task.cancel()
+
+    def start_over(self) -> None:
+        """The stream was deleted."""
+        self._accepted = None
+
+    def _set(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
+        self._last_id = self._cursor.last_chunk.id
+        self.timer = asyncio.get_running_loop().call_later(seconds, callback, *args)
+
+    def _poll(self) -> None:
+        connection = self._registration.connection
+        if self._cursor.last_chunk.id != self._last_id:
+            self._seconds = SILENCE
+        elif self._waiter.is_waiting() and connection is not None and connection.is_open:
+            self._seconds = min(2 * self._seconds, SILENCE_LAST)
+            command = commands.StreamStats(self._stream)
+            connection.send_request(command).add_done_callback(
+                lambda future: self._on_stats(connection, command, future)
+            )
+        self._set(self._seconds, self._poll)
+
+    def _on_stats(
+        self, connection: Connection, command: commands.StreamStats, future: asyncio.Future[bytes]
+    ) -> None:
+        if self.timer is None or future.cancelled() or future.exception() is not None:
+            return
+        try:
+            stats = connection.read(command, future.result())
+        except RbFlyError:
+            return  # the waiting task gets the error of the connection
+        committed = stats.get('committed_chunk_id', -1)
+        if self._accepted is None and self._is_time:
+            self._accepted = committed
+        cursor = self._cursor
+        last = cursor.last_chunk
+        expected = max(last.id + 1, cursor.skip_through_chunk + 1, cursor.skip_before)
+        if -1 < committed != self._accepted and (committed >= expected or last.unverified):
+            self.timer.cancel()
+            self._set(GRACE, self._on_grace, committed)
+
+    def _on_grace(self, chunk_id: int) -> None:
+        if not self._is_silent():
+            self._set(self._seconds, self._poll)
+            return
+        # The broker never delivers a chunk of stored offsets: subscribing again once is enough.
+        self._accepted = chunk_id
+        if not self._in_group:
+            self._subscribe_again(chunk_id)
+            return
+        self._set(self._seconds, self._poll)
+        self._task = asyncio.create_task(self._look_for_message(chunk_id))
+
+    def _is_silent(self) -> bool:
+        cursor = self._cursor
+        return (
+            self._waiter.is_waiting()
+            and not cursor.queue.chunks
+            and cursor.last_chunk.id == self._last_id
+        )
+
+    async def _look_for_message(self, chunk_id: int) -> None:
+        cursor = self._cursor
+        try:
+            end = await end_of_messages(self._registration.cluster, self._stream)
+        except RbFlyError:
+            return  # the registration handles a lost connection
+        self._task = None
+        if self._is_silent() and end > max(cursor.position or 0, cursor.skip_before):
+            self._subscribe_again(chunk_id)
+
+    def _subscribe_again(self, chunk_id: int) -> None:
+        self._registration.reset()
+        self._waiter.wake()
+        prefix = self._registration.cluster.settings.log_prefix
+        text = '%sstream %r: chunk %d was not delivered; subscribing again'
+        logger.info(text, prefix, self._stream, chunk_id)

@@ -1,0 +1,152 @@
+"""The settings of a consumer group, and the program's part of a handover."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+from ...checks import check_timeout, check_type
+from ...error import (
+    ArgumentError,
+    ArgumentTypeError,
+    CallbackError,
+    OffsetNotStored,
+    about,
+    of_callback,
+)
+from ...net.waiting import settled
+from ...protocol import commands
+from ...record import CheckedRecord
+from .._waiting import is_foreign
+
+HANDOVER_MAX = 50  # seconds; the broker closes the connection after 60
+
+OnRevoke = Callable[[str], Awaitable[object]]
+
+
+class Group(CheckedRecord):
+    """A consumer group, and how this member of it hands over a stream or partition.
+
+    When the broker takes a stream or partition from a member, or the program closes the
+    subscription, the member delivers no more messages of it, and waits until the program has
+    finished those that it has received.  Then it calls `on_revoke`, stores the offset, and answers
+    the broker.  A program that collects messages writes them in `on_revoke`, and calls `commit`:
+    the next member repeats none of them.
+
+    `on_revoke` runs in its own task, while the program may process messages of other partitions; it
+    runs once for each time that the member was active.  It may call `commit` and `close`.  If it
+    raises an error, the next wait for a message raises that error, or `close` does, and RbFly
+    stores no offset.  If the member loses its connection, RbFly does not call it, and cancels it if
+    it runs: :class:`.Deactivated` says so (`lost`), and messages that were not committed are
+    delivered again.
+
+    :param name: name of the group, at most 255 bytes of UTF-8; offsets are stored under it.
+    :param handover_timeout: seconds for the program to finish its messages and for `on_revoke`,
+        both together; above 0, and at most 50.  After that, the member cancels `on_revoke` and
+        hands over: messages that are not committed may be delivered twice.
+    :param stranded_after: seconds without progress of the group after which a member that receives
+        nothing joins again, because of errors in RabbitMQ before 4.3.4; None for never.
+    :param on_revoke: async function of the name of the stream or partition; None for none.
+    :raises ValueError: the name or a time is out of range.
+    :raises TypeError: an argument has another type.
+    """
+
+    name: str
+    handover_timeout: float = 30.0
+    stranded_after: float | None = None
+    on_revoke: OnRevoke | None = None
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        handover_timeout: float = 30.0,
+        stranded_after: float | None = None,
+        on_revoke: OnRevoke | None = None,
+    ) -> None:
+        super().__init__(name, handover_timeout, stranded_after, on_revoke)
+
+    def __post_init__(self) -> None:
+        check_type('group', self.name, str)
+        if not self.name:
+            raise ArgumentError('group must not be empty')
+        commands.reference(self.name, 'group')
+        check_type('handover_timeout', self.handover_timeout, int, float)
+        if not 0 < self.handover_timeout <= HANDOVER_MAX:
+            raise ArgumentError(
+                f'handover_timeout must be above 0 and at most {HANDOVER_MAX} seconds, because'
+                f' RabbitMQ waits no longer than 60, not {self.handover_timeout}'
+            )
+        check_timeout('stranded_after', self.stranded_after, positive=True)
+        if not (self.on_revoke is None or callable(self.on_revoke)):
+            raise ArgumentTypeError(
+                f'on_revoke must be an async function, not {type(self.on_revoke).__name__}'
+            )
+
+
+# The hooks that run, with their tasks.
+HOOKS: ContextVar[tuple[tuple[Revocation, Any], ...]] = ContextVar('rbfly_hooks', default=())
+
+
+class Revocation:
+    """Calls `on_revoke` of a member, once for each time that the member is active."""
+
+    def __init__(self, group: Group, stream: str) -> None:
+        self._group = group
+        self._stream = stream
+        self._task: asyncio.Task[CallbackError | None] | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """True in the hook, and in the tasks that it has created, until the hook has ended."""
+        return any(hook is self and not task.done() for hook, task in HOOKS.get())
+
+    async def wait(self) -> None:
+        """Call the hook, unless it was called, and wait for its end; cancelling that has no effect.
+
+        Returns at once in the hook.
+
+        :raises CallbackError: the hook has raised an error.
+        :raises OffsetNotStored: it was cancelled.
+        """
+        if self._group.on_revoke is None or self.is_here:
+            return
+        task = self._task
+        if task is None:  # never an eager one
+            task = self._task = asyncio.Task(self._call(), loop=asyncio.get_running_loop())
+        await settled(task)
+        if task.cancelled():
+            error = OffsetNotStored(f'{self._where} was cancelled')
+            raise about(error, self._stream, self._group.name)
+        if (failed := task.result()) is not None:
+            raise failed
+
+    async def _call(self) -> CallbackError | None:
+        assert self._group.on_revoke is not None
+        token = HOOKS.set((*HOOKS.get(), (self, asyncio.current_task())))
+        try:
+            await self._group.on_revoke(self._stream)
+        except BaseException as ex:
+            if is_foreign(ex):
+                raise
+            return CallbackError(of_callback(ex, self._where))
+        finally:
+            HOOKS.reset(token)  # else the task forms a cycle
+        return None
+
+    @property
+    def _where(self) -> str:
+        return f'on_revoke of group {self._group.name!r}, for stream {self._stream!r}'
+
+    def cancel(self) -> None:
+        """Cancel the hook, unless it calls this."""
+        task = self._task
+        if task is not None and not task.get_loop().is_closed() and not self.is_here:
+            task.cancel()
+
+    def reset(self) -> None:
+        """The member is no longer active: the next time, call the hook again."""
+        self.cancel()
+        self._task = None

@@ -1,0 +1,1 @@
+"""Stored offsets, and what a subscription resolves to an offset."""

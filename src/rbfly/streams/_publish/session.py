@@ -1,0 +1,521 @@
+"""Declares a publisher, resends its unconfirmed messages after a reconnect, and closes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ...error import (
+    ConfirmTimeout,
+    ProtocolError,
+    PublisherError,
+    PublisherNameInUse,
+    RbFlyError,
+    StreamConnectionError,
+    WindowTimeout,
+    copy_error,
+    without_frames,
+)
+from ...net.cluster import Cluster
+from ...net.connection import Connection, disconnected
+from ...net.observer import Life, Role
+from ...net.polling import BusyPoll
+from ...net.registration import Owner, Registration
+from ...net.waiting import CloseTimeout
+from ...protocol import commands
+from .._waiting import NOW, WaitingTasks
+from ._confirm import ConfirmFuture, ConfirmGroup
+from ._core import PublisherCore
+from .confirmation import or_refusal, publish_error, set_attribute, with_outcome
+from .name_check import SequenceCheck
+from .semaphore import WindowSemaphore
+
+E = TypeVar('E', bound=Exception)
+C = TypeVar('C', bound=ConfirmTimeout)
+
+ID_MAX = 2**64 - 1
+UNDECLARED = 2**62  # messages; more than any window, which may be resized meanwhile
+
+
+class PublisherSession(Owner):
+    """Owns the registration of a publisher; does not refer to the object that the user holds.
+
+    :param name: name for deduplication, empty for none.
+    :param core: the window of unconfirmed messages, and the tasks that wait for it.
+    :ivar undeclared: the publisher has a name, and is not declared for the first time: all capacity
+        is reserved, because only the broker knows its next publishing id.
+    :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
+        that ends the wait.
+    :ivar closing: the client's time for closing.
+    :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
+    :ivar sequence: detects another publisher of the same name; None without a name.
+    :ivar limit: most messages in flight that the program allows.
+    :ivar abandoned: the program has dropped its last reference to the publisher.
+    :ivar full: `batch` has refused a message: the next `flush` waits until there is capacity.
+    """
+
+    role = Role.PUBLISH
+    open_until_closed = True
+
+    def __init__(self, cluster: Cluster, stream: str, name: str, core: PublisherCore) -> None:
+        self.stream = stream
+        self.name = name
+        self.core = core
+        self.undeclared: bool = bool(name)
+        self.abandoned: bool = False
+        self.full: bool = False
+        self.registration: Registration = Registration(cluster, self)
+        self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
+        self.queues: list[WindowSemaphore] = [core.capacity]
+        self.sequence: SequenceCheck | None = (
+            SequenceCheck(self.registration, stream, name) if name else None
+        )
+        self.closing: CloseTimeout = cluster.closing
+        self._cluster = cluster
+        self._opened = False
+        self._generation = cluster.generation
+        self.limit: int = core.window.max_unconfirmed
+        self._idle = WaitingTasks()  # while closing it, until no message is unsettled
+        self._on_progress: Callable[[], None] | None = None  # while closing it
+        self._unsettled = self._unsent = 0  # messages, when closing last made progress
+        self._reported = False  # a call has raised PublisherNameInUse
+        if name:
+            core.capacity.reserved += UNDECLARED
+        if cluster.busy_poll:
+            core.poll = BusyPoll(core.loop, cluster.busy_poll)
+        core.bind(self)
+
+    def __repr__(self) -> str:
+        name = f' {self.name!r}' if self.name else ''
+        return f'publisher{name} of {self.stream!r}'
+
+    # -- the registration
+
+    @property
+    def resent(self) -> int:
+        return self.core.window.resent
+
+    async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
+        return commands.DeclarePublisher(id, self.name, self.stream)
+
+    async def complete(self, connection: Connection) -> None:
+        if self.sequence is None:
+            return
+        if self.registration.declared:
+            self.sequence.ask(self.core)
+            return
+        last_id = await self.sequence.open(connection)
+        if last_id == ID_MAX:
+            raise PublisherError(
+                f'publisher {self.name!r} on stream {self.stream!r} has already used the'
+                f' highest publishing id, {ID_MAX}: choose another name'
+            )
+        self.core.window.start_at(last_id + 1)
+
+    def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
+        connection.set_publisher(id, None)
+        if self.sequence is not None:
+            self.sequence.stop()
+        self.core.suspend()
+        return commands.DeletePublisher(id)
+
+    def on_open(self, connection: Connection, id: int) -> None:
+        core = self.core
+        if not self._opened:
+            self._opened = True
+            self.registration.end_outage()  # the first open was no outage
+        if self.undeclared:  # a publisher with a name: its next id is known now
+            self.undeclared = False
+            core.capacity.reserved -= UNDECLARED
+            core.bind(self)
+        connection.set_publisher(id, core.window)
+        core.resume(connection, id)
+        self._note_sent()
+        self._end_refused()
+        if core.window.awaited == 0:
+            self._idle.wake()
+
+    def on_lost(self, error: RbFlyError) -> None:
+        if self.core.closed and not self.core.window.awaited:
+            return  # nothing is left to wait for
+        self.registration.ensure_open()
+
+    def on_failed(self, error: Exception) -> None:
+        """Raise the error in waiting calls; the next call declares the publisher again."""
+        self.core.fail(error)
+        self._give_up(error)
+
+    def on_resume(self) -> None:
+        self.core.write()
+        self._note_sent()
+
+    # -- messages
+
+    @property
+    def is_over(self) -> bool:
+        """True if the publisher takes no more messages, for good."""
+        return self.is_closed or (self.sequence is not None and self.sequence.error is not None)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the publisher is closed, or its client was disconnected."""
+        return self.core.closed or self._cluster.generation != self._generation
+
+    def check(self) -> None:
+        """Check that the publisher takes messages; redeclare it if it had given up."""
+        core = self.core
+        core.check_loop()
+        if core.closed:
+            raise self.name_stream(PublisherError(f'{self!r} is closed'))
+        if core.error is None:
+            return
+        if self.sequence is not None and self.sequence.error is not None:
+            self._reported = True
+            raise self.name_stream(copy_error(self.sequence.error))
+        try:
+            if self._cluster.generation != self._generation:
+                raise disconnected()
+            self.registration.ensure_open()
+        except StreamConnectionError as ex:  # the client has been disconnected
+            ex.outcome, ex.retriable = 'not_sent', False
+            self.name_stream(ex)
+            raise
+        core.bind(self)
+
+    def name_stream(self, error: E) -> E:
+        """Name the stream in an error of publishing, and return the error."""
+        set_attribute(error, 'stream', self.stream)
+        return error
+
+    def resize(self, limit: int) -> None:
+        """Limit the messages in flight, also by the limit that the publisher was opened with."""
+        core = self.core
+        core.window.resize(min(self.limit, limit))
+        waiting = core.capacity.waiting
+        for wait, (asked, amount) in waiting.items():
+            waiting[wait] = min(asked, core.window.max_unconfirmed), amount
+        if waiting:
+            core.capacity.grant()
+
+    @property
+    def not_declared(self) -> str:
+        """The text of the error of calls that need the next publishing id, but cannot wait."""
+        return (
+            f'{self!r} is still connecting: the broker has not reported its last publishing id;'
+            ' `send`, `submit`, `send_many` and `flush` wait for it'
+        )
+
+    async def wait_declared(self, until: float | None = None) -> bool:
+        """Wait until a publisher with a name is declared; false if not in time.
+
+        Return at once if `check` raises an error that waiting does not help.
+        """
+        core = self.core
+        core.check_loop()
+        if self.is_over:
+            return True
+        self.registration.ensure_open()
+        in_time: bool = await core.capacity.wait(1, 0, until)
+        return in_time
+
+    @property
+    def _refusal(self) -> ProtocolError | None:
+        """Why the broker refuses the client, if there is no connection."""
+        return None if self.registration.is_open else self._cluster.refusal.error
+
+    def late(self, error: ConfirmTimeout) -> RbFlyError:
+        """Return the error of a call whose time is up; without a connection, why it is refused."""
+        return self.name_stream(or_refusal(error, self._refusal))
+
+    def batch_full(self, error: Exception | None = None) -> Exception:
+        """Return the error of a message that `batch` has no capacity for.
+
+        :param error: why the publisher is not declared.
+        """
+        self.full = True
+        if self.undeclared:
+            error = PublisherError(self.not_declared) if error is None else copy_error(error)
+            set_attribute(error, 'outcome', 'not_sent')
+            return self.name_stream(error)
+        limit = self.core.window.max_unconfirmed
+        text = f'max_unconfirmed ({limit}) messages are queued or in flight'
+        return self.late(
+            self.timed_out(WindowTimeout, f'{text}; the message was not queued: await flush()')
+        )
+
+    def window_timeout(self, timeout: float | None) -> RbFlyError:
+        """Return the error of a message that had no capacity in time."""
+        problem = (
+            'it was not declared within'
+            if self.undeclared
+            else 'the window of unconfirmed messages was full for'
+        )
+        text = f'{problem} {timeout} s; the message was not sent'
+        return self.late(self.timed_out(WindowTimeout, text))
+
+    def confirm_timeout(self, timeout: float | None, withdrawn: bool) -> RbFlyError:
+        """Return the error of a `send` that timed out after it put its message into the window."""
+        if withdrawn:
+            error = self.timed_out(
+                ConfirmTimeout, f'it could not send the message within {timeout} s, and withdrew it'
+            )
+            error.outcome, error.retriable = 'not_sent', True
+            return self.late(error)
+        return self.late(
+            self.timed_out(
+                ConfirmTimeout,
+                f'the broker did not confirm the message within {timeout} s;'
+                ' it may still be stored',
+            )
+        )
+
+    def no_time(self) -> RbFlyError:
+        """Return the error of a call with a timeout of 0 that needs a confirm."""
+        error = self.timed_out(
+            ConfirmTimeout, 'a timeout of 0 does not wait for confirms; nothing was sent'
+        )
+        error.outcome, error.retriable = 'not_sent', True
+        return self.late(error)
+
+    def timed_out(
+        self, kind: type[C], text: str, stream: str = '', cause: RbFlyError | None = None
+    ) -> C:
+        """Return the error of a call that timed out; it says why there is no connection, if so.
+
+        :param stream: name of the super stream.
+        :param cause: the reason, if the registration is closed.
+        """
+        name = f' {self.name!r}' if self.name else ''
+        part = f'super stream {stream!r}' if stream else f'stream {self.stream!r}'
+        text = f'publisher{name} of {part}: {text}'
+        if cause is None and self._refusal is None:  # else the caller raises the refusal instead
+            cause = self.registration.problem
+        error = kind(text if cause is None else f'{text}; there is no connection: {cause}')
+        if cause is not None:
+            error.__cause__ = without_frames(copy_error(cause))
+        return self.name_stream(error)
+
+    async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
+        """Wait, in turn, until `count` messages fit into the window; false if not in time."""
+        core = self.core
+        if not core.capacity.waiting and core.has_capacity(count):
+            return True
+        core.write()  # batched messages use capacity until they are confirmed
+        if until == NOW or not await core.capacity.wait(count, count, until):
+            return False
+        try:
+            self.check()
+        except BaseException:
+            core.capacity.grant()
+            raise
+        return True
+
+    def settle(self, waiter: Any, error: Exception | None = None) -> None:
+        """Set the outcome of a waiter: confirmed, refused or given up."""
+        if waiter.errors:
+            error = publish_error(waiter, error is not None and not waiter.unsent)
+            self.name_stream(error)
+        if type(waiter.future) is list:  # several calls of `send` wait for one message
+            for wait in waiter.future:
+                self.settle(wait, error)
+            return
+        waiting = waiter.future or waiter
+        if waiting.done():
+            return
+        if error is None:
+            waiting.set_result(None)
+        else:
+            if not isinstance(waiting, ConfirmGroup):  # its caller may have given up
+                self.on_raised(error)
+            waiting.set_exception(error)
+
+    def on_raised(self, error: Exception) -> None:
+        """Note that a call raises an error, which `close` does not repeat."""
+        self._reported |= isinstance(error, PublisherNameInUse)
+
+    def give_up(self, wait: ConfirmFuture) -> bool:
+        """Note that a call of `send` has given up; return True if its message was withdrawn."""
+        core = self.core
+        withdrawn = core.give_up(wait)
+        if core.window.awaited == 0:
+            self._idle.wake()
+        return withdrawn
+
+    def after_settled(self) -> None:
+        """The broker confirmed or refused messages, and the core is watched."""
+        core = self.core
+        if self.sequence is not None:
+            self.sequence.start(core)
+        if self.receiving:
+            self._end_refused()
+        if core.window.needs_redeclare:
+            self.registration.lose(StreamConnectionError('the broker no longer knows it'))
+        else:
+            self.registration.end_outage()
+        if self._on_progress is not None:
+            self._note_settled(self._on_progress)
+        core.watched = core.closed or bool(self.receiving)
+
+    def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
+        """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
+        count: int = self.core.window.unsettled
+        count += sum(amount for queue in self.queues for _, amount in queue.waiting.values())
+        unsent = self.name_stream(with_outcome(unsent or error, 'not_sent', count))
+        error = self.name_stream(with_outcome(error, 'unknown', count))
+        for waiter in self.core.window.fail_pending():
+            self.settle(waiter, unsent if waiter.unsent else error)
+        for queue in self.queues:
+            if queue.waiting:
+                self.on_raised(unsent)
+            queue.fail(unsent)
+        self._idle.wake()
+        for waiter, stop in self.receiving.items():
+            if not waiter.settled:
+                waiter.set_exception(error)
+            self._end_wait(stop)
+
+    def _end_refused(self) -> None:
+        for waiter, stop in self.receiving.items():
+            if waiter.errors:
+                self._end_wait(stop)
+
+    def _end_wait(self, stop: asyncio.Timeout) -> None:
+        if not stop.expired():
+            stop.reschedule(self.core.loop.time())
+
+    # -- closing
+
+    # Resending does not count as progress: the messages may crash the broker each time.
+
+    def _note_sent(self) -> None:
+        """Note progress of closing: messages were sent for the first time."""
+        if self._on_progress is not None:
+            unsent = self.core.window.count_unsent()
+            if unsent < self._unsent:
+                self._unsent = unsent
+                self._on_progress()
+
+    def _note_settled(self, on_progress: Callable[[], None]) -> None:
+        """Note progress of closing: messages were confirmed or refused."""
+        unsettled = self.core.window.awaited
+        if unsettled < self._unsettled:
+            self._unsettled = unsettled
+            on_progress()
+        if unsettled == 0:
+            self._idle.wake()
+
+    async def close(self) -> None:
+        """Send all queued messages, and wait until all messages are confirmed.
+
+        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`, and
+            there are messages that no call has reported.
+        :raises PublisherNameInUse: no call has raised this error.
+        """
+        core, registration = self.core, self.registration
+        if registration.life is Life.CLOSED:
+            return
+        self._cluster.check_loop()
+        if registration.life is Life.CLOSING:
+            await registration.wait_closed()
+            return
+        self._begin_close()
+        if core.loop.is_closed():  # no call waits any more
+            self.end()
+            return
+        errors = (
+            PublisherError(f'{self!r} was closed before the confirm'),
+            PublisherError(f'{self!r} was closed before the message was sent'),
+        )
+        sent = unsent = 0
+        cause: RbFlyError | None = None
+        try:
+            if core.error is None:
+                self.core.release()
+            if core.window.awaited and core.error is None:
+                async with self.closing.limit() as self._on_progress:
+                    self._unsettled = core.window.awaited
+                    self._unsent = core.window.count_unsent()
+                    while core.window.awaited and core.error is None:
+                        await self._idle.wait()
+            # A publisher that has sent nothing has lost nothing.
+            if self.sequence is not None and core.window.last_sent:
+                self.sequence.ask(core)
+            self._give_up(*errors)
+            await self._cluster.idle_closing.wait(registration.reset())
+        except (TimeoutError, StreamConnectionError):
+            sent, unsent = core.window.count_unreported()
+            cause = self._refusal or registration.problem
+        finally:
+            self._on_progress = None
+            self.end(*errors)
+        if sent or unsent:  # not in the handler: the TimeoutError refers to the task
+            raise self._gave_up(sent, unsent, cause)
+        if self.sequence is not None and self.sequence.error is not None and not self._reported:
+            raise self.name_stream(copy_error(self.sequence.error))
+
+    def _gave_up(self, unconfirmed: int, unsent: int, cause: RbFlyError | None) -> ConfirmTimeout:
+        """Return the error of a close that made no progress."""
+        error = self.timed_out(
+            ConfirmTimeout,
+            f'gave up closing for lack of progress (close_timeout is {self.closing.timeout} s);'
+            f' messages sent but not confirmed, which may be stored: {unconfirmed};'
+            f' never sent: {unsent}',
+            cause=cause,
+        )
+        error.unconfirmed, error.unsent = unconfirmed, unsent
+        error.outcome = 'unknown' if unconfirmed else 'not_sent'
+        return error
+
+    def abort(self, error: Exception) -> None:
+        """Close without waiting: send all queued messages, and give up their confirms.
+
+        A task that waits in :meth:`close` returns.
+        """
+        if self.registration.life is Life.CLOSED:
+            return
+        try:
+            if self.registration.life is Life.ACTIVE:
+                self._begin_close()
+                if self.core.error is None:
+                    self.core.release()
+        finally:
+            self.end(error)
+
+    def abandon(self) -> None:
+        """Close without waiting: the program has dropped its last reference to the publisher.
+
+        May be called from any thread, with or without a running event loop.
+        """
+        loop = self.core.loop
+        if self.registration.life is Life.CLOSED:
+            return
+        self.abandoned = True
+        if loop.is_closed():
+            self.end()
+        else:  # never directly: the garbage collector may run within any method of the core
+            text = f'{self!r} was closed because the program dropped its last reference'
+            loop.call_soon_threadsafe(self.abort, PublisherError(text))
+
+    def _begin_close(self) -> None:
+        self.registration.begin_close()
+        self.core.close()
+
+    def end(self, *errors: Exception) -> None:
+        """Give up if there are errors, end the registration and drop references.
+
+        The publisher goes with the last reference.
+        """
+        connection = self.registration.connection
+        if connection is not None and self.core.window.awaited:
+            connection.require_answer()
+        try:
+            if errors:
+                self._give_up(*errors)
+        finally:
+            if self.sequence is not None:
+                self.sequence.end(self.core)
+            self.core.end(self.name_stream(PublisherError(f'{self!r} is closed')))
+            for queue in self.queues:
+                queue.close()
+            self.registration.close()

@@ -1,0 +1,74 @@
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Final, final
+
+from ..._turn import Turn
+from ...amqp import Message
+from ...types import AMQPBody
+from .._publish._confirm import ConfirmFuture, ConfirmGroup
+from .._publish._core import PublisherCore
+
+_Message = AMQPBody | Message
+
+def hash32(key: str) -> int: ...
+
+@final
+class HashRoute:
+    key: Final[Callable[[Any], str]]
+    def __init__(self, key: Callable[[Any], str]) -> None: ...
+    def __call__(self, message: Any, partitions: Sequence[str]) -> str: ...
+
+@final
+class KeyRoute:
+    key: Final[Callable[[Any], str]]
+    def __init__(self, key: Callable[[Any], str]) -> None: ...
+
+@final
+class Partition:
+    index: Final[int]
+    publisher: Final[Any]
+    core: Final[PublisherCore]
+    def __init__(self, index: int, publisher: object, core: PublisherCore) -> None: ...
+
+_Found = Partition | tuple[Partition, ...]
+
+@final
+class Router:
+    route: Final[Any]
+    key: Final[Callable[[Any], str] | None]
+    names: Final[tuple[str, ...]]
+    partitions: Final[dict[str, Partition]]
+    cache: Final[dict[str, _Found]]
+    holds: bool
+    def __init__(
+        self,
+        route: object,
+        names: tuple[str, ...],
+        partitions: dict[str, Partition],
+    ) -> None: ...
+    def find(self, message: _Message) -> _Found | str: ...
+    def targets(self, found: object, key: str | None = None) -> _Found: ...
+
+class RoutedBase:
+    _router: Router
+    def batch(self, message: _Message) -> None: ...
+    def _begin(
+        self, message: _Message, timeout: float | None
+    ) -> ConfirmFuture | Coroutine[Any, Any, None]: ...
+
+@final
+class RoutedMessages:
+    taken: Final[int]
+    message: Final[Any]
+    target: Final[_Found | str]
+    in_hand: Final[bool]
+    begun: Final[bool]
+    used: Final[dict[Partition, ConfirmGroup]]
+    def __init__(self, router: Router, loop: asyncio.AbstractEventLoop) -> None: ...
+    def fill(self, iterator: Iterator[_Message], turn: Turn) -> bool: ...
+    def put(self, partition: Partition) -> None: ...
+    def take(self, message: _Message) -> None: ...
+    def finish(self) -> None: ...
+    def skip(self) -> None: ...
+    def write(self) -> None: ...
+    def has_failed(self, partitions: Iterable[Partition]) -> bool: ...

@@ -1,0 +1,618 @@
+"""Publishers of super streams: one ordinary publisher for each partition."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import (
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    MutableSet,
+    Sequence,
+)
+from typing import Any, TypeVar
+
+from ...error import (
+    ConfirmTimeout,
+    NoRouteError,
+    PublisherError,
+    RbFlyError,
+    SendProgress,
+    WindowTimeout,
+    copy_error,
+)
+from ...net.cluster import Cluster
+from ...net.observer import call_each
+from ...net.waiting import outcome
+from ...protocol._publish import PublishWindow
+from .._admin.partitions import query_route
+from .._publish._confirm import ConfirmFuture
+from .._publish.base import BasePublisher
+from .._publish.confirmation import (
+    KEPT,
+    Confirmation,
+    Failures,
+    JoinedConfirmation,
+    or_refusal,
+    summary,
+)
+from .._publish.publisher import Publisher
+from .._publish.session import PublisherSession
+from .._waiting import NOW, end_of, in_time
+from ..types import AMQPBody, MessageCtx, PublisherInfo
+from ._routing import Partition, RoutedBase, Router
+from .routing import Route
+from .send_many import RoutedMany
+
+# Messages in flight of all partitions together.  The broker stops reading from a connection that
+# has 50,000 unconfirmed messages; windows that shrink may still be full.
+IN_FLIGHT = 30_000
+ON_CONNECTION = 256  # publishers
+# Seconds for which a publisher remembers that a key has no partition, and how many keys at most:
+# a program may send any number of messages with such a key, and use any number of them.
+NO_ROUTE = 1.0
+NO_ROUTE_KEYS = 1000
+
+T = TypeVar('T')
+Message = AMQPBody | MessageCtx
+Targets = Sequence[Partition]
+Found = Partition | tuple[Partition, ...] | str
+# Confirms of the partitions that have taken a message, by its explicit publishing id and its
+# partitions, if not all of them have taken and confirmed it.
+PartsKey = tuple[Any, ...]
+Parts = dict[PartsKey, dict[Partition, Confirmation]]
+
+
+async def retried(
+    cluster: Cluster, query: Callable[[], Awaitable[T]], limit: float | None = None
+) -> T:
+    """Return the result of a query about a super stream; repeat it if the connection is lost.
+
+    :param limit: seconds, infinity for no limit; None for the client's own.
+    """
+    async with cluster.deadline(limit) as deadline:
+        return await cluster.retry(deadline, query)
+
+
+def share_windows(sessions: MutableSet[PublisherSession]) -> int:
+    """Divide the messages in flight among the partitions of all publishers of a client.
+
+    Returns the limit of each partition.
+    """
+    limit = IN_FLIGHT // max(1, min(ON_CONNECTION, len(sessions)))
+    for session in sessions:
+        session.resize(limit)
+    return limit
+
+
+class SuperStreamPublisher(RoutedBase, BasePublisher):
+    """Sends messages to the partitions of a super stream; safe to use from many tasks at once.
+
+    It has the methods of :class:`Publisher`.  A partition that is not available delays only its own
+    messages.
+
+    :ivar name: name for deduplication, empty for none; each partition has its own sequence of
+        publishing ids for it.
+    :ivar stream: name of the super stream.
+    :ivar partitions: names of the partitions, in the order that `by_hash` uses; they are fixed
+        while the publisher is open.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        info: PublisherInfo,
+        route: Route,
+        names: tuple[str, ...],
+        publishers: Sequence[Publisher],
+        windows: MutableSet[PublisherSession],
+    ) -> None:
+        self.name: str = info.name
+        self.stream: str = info.stream
+        self.partitions = names
+        for item in publishers[1:]:
+            item._core.wake_with(publishers[0]._core)
+        parts = [Partition(i, item, item._core) for i, item in enumerate(publishers)]
+        by_name = {item.publisher.stream: item for item in parts}
+        self._router = Router(route, names, by_name)
+        self._publishers = publishers
+        self._cluster = cluster
+        self._info = info
+        self._windows = windows
+        self._failures = Failures()
+        self._asking: dict[str, asyncio.Task[tuple[str, ...]]] = {}
+        # By key without a partition: the broker's answer, and the time until which it is valid.
+        self._no_route: dict[str, tuple[tuple[str, ...], float]] = {}
+        self._closed: asyncio.Event | None = None  # set when closing has ended
+        self._parts: Parts = {}
+        # Messages of `batch` that wait for the route of the first one, and errors of such messages.
+        self._held: deque[tuple[Found, Message]] = deque()
+        self._held_errors: list[Exception] = []
+        self._routing = asyncio.Lock()
+
+    @property
+    def next_publish_id(self) -> int:
+        """The lowest next publishing id of a partition.
+
+        A program that uses explicit publishing ids resumes here: partitions that have stored later
+        messages discard them.
+
+        :raises PublisherError: the publisher has a name, and the broker has not declared it for all
+            partitions.
+        """
+        return min(item.next_publish_id for item in self._publishers)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Number of messages of all partitions that the broker has neither confirmed nor refused,
+        including queued messages of `batch`."""
+        return sum(item.unconfirmed for item in self._publishers) + len(self._held)
+
+    @property
+    def capacity(self) -> int:
+        """Number of messages that can be sent now without waiting, whatever their partitions."""
+        return min(item.capacity for item in self._publishers)
+
+    async def close(self) -> None:
+        """Send all queued messages, and wait until all messages are confirmed.
+
+        Closes all partitions concurrently.  For the errors see :meth:`Publisher.close`; if several
+        partitions fail, one error stands for all of them.
+        """
+        self._publishers[0]._core.check_loop()
+        if self._closed is None:
+            self._closed = asyncio.Event()
+            try:
+                errors = await self._close_each()
+            finally:  # a cancelled task has not closed them
+                self._abort(PublisherError(f'{self!r} was closed before the confirm'))
+                self._closed.set()
+        else:  # another task closes it, or it was closed: raise what no call has raised
+            await self._closed.wait()
+            errors = await self._close_each()
+        if self._failures.count:
+            errors += self._failures.errors()
+            self._failures = Failures()
+        raise_summary(errors)
+
+    async def _close_each(self) -> list[Exception]:
+        """Close all partitions; return their errors."""
+        if self._held:
+            closing = self._publishers[0]._session.closing
+            try:
+                async with closing.limit():  # the partitions then wait less
+                    await self._route_held()
+            except TimeoutError:
+                self._drop_held(f'within {closing.timeout} s')
+            except RbFlyError as ex:
+                self._held_errors.append(ex)
+        errors, self._held_errors = self._held_errors, []
+        return await self._each([item.close for item in self._publishers]) + errors
+
+    def _abort(self, error: Exception) -> None:
+        """Send all queued messages, and close without waiting for confirms."""
+        call_each([item._abort for item in self._publishers], error)
+        self._end()
+
+    def _end(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+        for item in self._publishers:
+            self._windows.discard(item._session)
+        share_windows(self._windows)
+        if self._held:
+            self._drop_held('before it was closed')
+
+    def _drop_held(self, when: str) -> None:
+        """Drop the messages whose routes are unknown; `close` raises an error that says so."""
+        count = len(self._held)
+        self._held.clear()
+        error = WindowTimeout(
+            f'the broker did not report the partitions of keys {when}; messages that were not'
+            f' sent: {count}'
+        )
+        error.unsent = count
+        self._failures.add(error)
+
+    def _check_open(self) -> None:
+        """Check that the publisher takes messages; a partition may have failed."""
+        session = self._publishers[0]._session
+        session.core.check_loop()
+        if session.is_closed:
+            session.check()
+
+    def _timed_out(self, waited: Targets, text: str) -> ConfirmTimeout:
+        """Return the error of a call that has waited for the confirms of partitions."""
+        sessions = [item.publisher._session for item in waited]
+        problems = [item for item in sessions if item.registration.problem is not None]
+        session = [*problems, *sessions, self._publishers[0]._session][0]
+        error: ConfirmTimeout = session.timed_out(ConfirmTimeout, text, self.stream)
+        error.stream = session.stream if problems else None
+        return error
+
+    def _or_refusal(self, late: ConfirmTimeout) -> RbFlyError:
+        """Return the error of a call whose time is up, or why the broker refuses the client."""
+        return or_refusal(late, None if self._cluster.connected else self._cluster.refusal.error)
+
+    async def _each(
+        self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
+    ) -> list[Exception]:
+        """Make calls concurrently; return their errors."""
+        found = await asyncio.gather(*[call() for call in calls], return_exceptions=True)
+        for error in found:
+            if error is not None and not isinstance(error, Exception):
+                raise error
+        return [error for error in found if isinstance(error, Exception)]
+
+    async def _targets(
+        self,
+        found: Found,
+        until: float | None = None,
+        timeout: float | None = None,
+    ) -> Targets:
+        """Return the partitions of a message from what the router has found.
+
+        First, queue the messages of `batch` before it.
+        """
+        if self._router.holds:
+            await self._in_time(self._route_held(), until, timeout, 'the messages queued before')
+        if not isinstance(found, str):
+            return as_targets(found)
+        return as_targets(await self._in_time(self._ask(found), until, timeout, f'key {found!r}'))
+
+    async def _in_time(
+        self, call: Coroutine[Any, Any, T], until: float | None, timeout: float | None, what: str
+    ) -> T:
+        """Return the result of a call that asks the broker for partitions, or raise WindowTimeout.
+
+        :param what: what the partitions are asked for.
+        """
+        limit = asyncio.timeout_at(until)
+        try:
+            async with limit:
+                return await call
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            del limit  # it refers to the task
+        # not in the handler: the TimeoutError refers to the task
+        late = WindowTimeout(
+            f'the broker did not report the partitions of {what} within {timeout} s; the'
+            ' message was not sent'
+        )
+        raise self._or_refusal(late)
+
+    async def _ask(self, key: str) -> Partition | tuple[Partition, ...]:
+        """Return the partitions of a key; ask the broker, and cache the answer.
+
+        If the key has no partition, do not ask again for `NO_ROUTE` seconds.
+        """
+        self._check_open()
+        kept, loop = self._no_route, asyncio.get_running_loop()
+        names, until = kept.get(key, ((), 0.0))
+        if loop.time() >= until:
+            kept.pop(key, None)
+            names, until = await self._query(key), loop.time() + NO_ROUTE
+        try:
+            found = self._router.targets(names, key)
+        except NoRouteError:
+            kept[key] = names, until
+            if len(kept) > NO_ROUTE_KEYS:
+                del kept[next(iter(kept))]
+            raise
+        self._router.cache[key] = found
+        return found
+
+    async def _query(self, key: str) -> tuple[str, ...]:
+        """Ask the broker for the partitions of a key; calls that overlap share one request."""
+        task, asking = self._asking.get(key), self._asking
+        if task is None:
+            cluster, stream = self._cluster, self.stream  # the task must not keep the publisher
+            query = retried(cluster, lambda: query_route(cluster, stream, key))
+            task = asking[key] = asyncio.ensure_future(query)
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task.add_done_callback(lambda _: asking.pop(key))
+        try:
+            names = await outcome(task)
+        except RbFlyError as ex:  # a copy
+            ex.outcome = 'not_sent'
+            raise
+        if names is None:  # `_end` has cancelled it
+            self._check_open()
+            raise PublisherError(f'the query for the partitions of key {key!r} was cancelled')
+        return names
+
+    async def send(self, message: Message, timeout: float | None = None) -> None:
+        """Send a message to its partition and wait until the broker has confirmed it.
+
+        A message to several partitions is confirmed when all of them have confirmed it.  Waits only
+        while the window of its own partition is full, or while the broker is asked for the route
+        of a new key.  If the call is cancelled or times out, see :meth:`Publisher.send`.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param timeout: seconds to wait for the confirm; None for no limit, 0 as in
+            :meth:`Publisher.send`.
+        :raises NoRouteError: the message has no partition.
+        :raises ValueError: the explicit publishing id is not above the last one of its partition.
+
+        And the errors of :meth:`Publisher.send`; their attribute `stream` is the partition.
+        """
+        wait = self._begin(message, timeout)
+        try:
+            await wait
+        except asyncio.CancelledError:
+            if isinstance(wait, ConfirmFuture):
+                for item in self._publishers:  # the others do not know the message
+                    item._session.give_up(wait)
+            raise
+
+    async def _send(
+        self,
+        found: Found,
+        message: Message,
+        timeout: float | None,
+    ) -> None:
+        """Send a message that does not have just one partition that is known."""
+        until = None if timeout is None else end_of(timeout)
+        if until == NOW:
+            self._check_open()
+            raise self._publishers[0]._session.no_time()
+        targets = await self._targets(found, until, timeout)
+        if len(targets) == 1:
+            await targets[0].publisher.send(message, left(until))
+            return
+        parts = await self._submit(targets, message, until)
+        if not await in_time(self._join(targets, message, parts), until):
+            keep_parts(self._parts, key_of(targets, message), parts)
+            late = self._timed_out(
+                [item for item, part in parts.items() if not part.done()],
+                f'the broker did not confirm the message on all partitions within {timeout} s;'
+                ' it may still be stored',
+            )
+            raise self._or_refusal(late)
+
+    async def _submit(
+        self, targets: Targets, message: Message, until: float | None
+    ) -> dict[Partition, Confirmation]:
+        """Put a message into the window of each of its partitions.
+
+        If an earlier call did so for some of them, put it into those of the others.
+        """
+        used = key_of(targets, message)
+        parts = {} if used is None else self._parts.pop(used, {})
+        try:
+            for item in targets:
+                if item not in parts:
+                    parts[item] = await item.publisher.submit(message, left(until))
+        except BaseException as ex:
+            for confirmation in parts.values():  # this call reports the failure
+                confirmation._see()
+            if parts and isinstance(ex, RbFlyError):
+                note_partial(ex, item)
+            keep_parts(self._parts, used, parts)
+            raise
+        return parts
+
+    def _join(
+        self, targets: Targets, message: Message, parts: dict[Partition, Confirmation]
+    ) -> JoinedConfirmation:
+        """Return a future of the confirms of a message's partitions."""
+        joined = JoinedConfirmation([*parts.values()], self._failures)
+        used = key_of(targets, message)
+        if used is not None:
+            joined.add_done_callback(functools.partial(keep_failed, self._parts, used, parts))
+        return joined
+
+    async def submit(self, message: Message, timeout: float | None = None) -> Confirmation:
+        """Send a message without waiting for its confirm.
+
+        Waits only until the window of its partition has capacity, or while the broker is asked for
+        the route of a new key.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param timeout: seconds to wait for capacity; None for no limit, 0 not to wait.
+        :returns: a future of the confirm, for several partitions of all their confirms, which
+            raises the errors of `send`.
+        :raises NoRouteError: the message has no partition.
+
+        And the errors of :meth:`Publisher.submit`; their attribute `stream` is the partition.
+        """
+        until = None if timeout is None else end_of(timeout)
+        targets = await self._targets(self._router.find(message), until, timeout)
+        parts = await self._submit(targets, message, until)
+        if len(parts) == 1:
+            return parts[targets[0]]
+        return self._join(targets, message, parts)
+
+    async def send_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        timeout: float | None = None,
+        *,
+        progress: SendProgress | None = None,
+    ) -> int:
+        """Send messages as fast as the windows permit, and wait until all are confirmed.
+
+        Like :meth:`Publisher.send_many`, but takes each message before it knows whether the window
+        of its partition has capacity, and waits for that.  If the call ends while it waits, this
+        message is not sent, and `progress` counts it as refused.  A message to several partitions
+        is sent to each of them as soon as its window has capacity.  It is confirmed when all of
+        them have confirmed it, refused if any of them refused it, and unknown if the call ended
+        before all of them had capacity.
+
+        :param messages: list, iterator or asynchronous iterator of bodies or contexts.
+        :param timeout: seconds until the last confirm; None for no limit, 0 as in
+            :meth:`Publisher.send_many`.
+        :param progress: filled in when the call ends, even if it is cancelled.
+        :returns: number of messages sent.
+        :raises NoRouteError: a message has no partition; the messages before it are sent.
+
+        And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
+        """
+        session = self._publishers[0]._session
+        route, before = self._targets, self._route_held
+        many = RoutedMany(session, self._router, route, before, self._check_open, self._timed_out)
+        return await many.send(messages, timeout, progress)
+
+    # -- batches
+
+    def _batch(self, found: Found, message: Message) -> None:
+        """Queue a message for several partitions, or until its route is known."""
+        if self._router.holds or isinstance(found, str):
+            self._check_open()
+            if len(self._held) >= self._info.max_unconfirmed:
+                raise self._publishers[0]._session.batch_full()
+            # raises the error of a message that cannot be encoded
+            PublishWindow(0, 0, 1, 0, None, self._info.amqp).put(message, None)
+            self._held.append((found, message))
+            self._router.holds = True
+            return
+        targets = as_targets(found)
+        for item in targets:  # all or none
+            session = item.publisher._session
+            session.check()
+            if session.core.room() <= 0:
+                raise session.batch_full()
+        self._put(targets, message)
+
+    def _put(self, targets: Targets, message: Message) -> None:
+        """Queue a message for its partitions, which have capacity."""
+        queued = 0
+        try:
+            for item in targets:
+                item.publisher.batch(message)
+                queued += 1
+        except RbFlyError as ex:
+            if queued:  # a publishing id that only later partitions have used
+                note_partial(ex, targets[queued])
+            raise
+
+    async def _route_held(self) -> None:
+        """Queue the messages whose routes were unknown, in order.
+
+        :raises RbFlyError: the broker did not report a route; the messages stay.
+        """
+        if not self._router.holds:
+            return
+        async with self._routing:
+            keys = {found for found, _ in self._held if isinstance(found, str)}
+            if len(keys) > 1:  # ask for all routes at once; the answers are cached
+                await asyncio.gather(*map(self._ask, keys), return_exceptions=True)
+            while self._held:
+                found, message = self._held[0]
+                try:
+                    if isinstance(found, str):
+                        found = self._router.cache.get(found) or await self._ask(found)
+                    targets = as_targets(found)
+                    while full := [item for item in targets if item.core.room() <= 0]:
+                        await full[0].publisher._session.wait_capacity()
+                        if any(item.core.room() <= 0 for item in targets):
+                            full[0].core.capacity.grant()  # others may use it meanwhile
+                    try:
+                        self._put(targets, message)
+                    finally:  # capacity that the message does not need
+                        for item in targets:
+                            item.core.capacity.grant()
+                except Exception as ex:
+                    if isinstance(ex, RbFlyError) and ex.retriable:
+                        raise
+                    self._held_errors.append(ex)
+                if self._held:  # else closed meanwhile
+                    self._held.popleft()
+            self._router.holds = False
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send the messages that `batch` has queued, and wait until all of them are confirmed.
+
+        Flushes all partitions concurrently.
+
+        :param timeout: seconds to wait for the confirms; None for no limit, 0 as in
+            :meth:`Publisher.flush`.
+        :raises NoRouteError: no partition is bound to the key of a message; all other messages are
+            sent.
+
+        And the errors of :meth:`Publisher.flush`; their attribute `stream` is the partition, or
+        None if several partitions failed.
+        """
+        self._publishers[0]._core.check_loop()
+        until = None if timeout is None else end_of(timeout)
+        if until == NOW and self._held:
+            raise self._publishers[0]._session.no_time()
+        if self._router.holds:
+            await self._in_time(self._route_held(), until, timeout, 'the queued messages')
+        self._check_open()
+        busy = [
+            item
+            for item in self._publishers
+            if item._core.filling.count or item._core.flushed or item._session.full
+        ]
+        calls = [functools.partial(item.flush, left(until)) for item in busy]
+        errors, self._held_errors = self._held_errors, []
+        raise_summary(errors + await self._each(calls))
+
+
+def as_targets(found: Partition | tuple[Partition, ...]) -> tuple[Partition, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def key_of(targets: Targets, message: Message) -> PartsKey | None:
+    """Return the key of a message to several partitions in `Parts`; None without explicit id."""
+    if isinstance(message, MessageCtx) and message.is_set_stream_publish_id:
+        return message.stream_publish_id, *targets
+    return None
+
+
+def keep_parts(kept: Parts, id: PartsKey | None, parts: dict[Partition, Confirmation]) -> None:
+    """Keep the confirms of a message, so that a later call can complete it."""
+    taken = {item: part for item, part in parts.items() if part.failure is None}
+    if id is None or not taken:
+        return
+    kept[id] = taken
+    if len(kept) > KEPT:
+        del kept[next(iter(kept))]
+
+
+def keep_failed(
+    kept: Parts, id: PartsKey, parts: dict[Partition, Confirmation], joined: Any
+) -> None:
+    """Keep the confirms of a message if it is not confirmed by all of its partitions."""
+    if joined.cancelled() or joined.failure is not None:
+        keep_parts(kept, id, parts)
+
+
+def note_partial(error: RbFlyError, failed: Partition) -> None:
+    """Note in an error of one partition that other partitions have taken the message."""
+    error.outcome, error.retriable = 'unknown', False
+    name = failed.publisher.stream
+    text = f'{error} (partition {name!r}); other partitions may store the message'
+    error.args = (text, *error.args[1:])
+
+
+def left(until: float | None) -> float | None:
+    """Return the seconds left until a time of the event loop; None for no limit.
+
+    They are whole milliseconds, because errors contain them.
+    """
+    if until is None or until == NOW:
+        return until
+    return max(round(until - asyncio.get_running_loop().time(), 3), 0.001)
+
+
+def raise_summary(errors: list[Exception]) -> None:
+    """Raise one error that stands for all of them, if there are any."""
+    late = [error for error in errors if isinstance(error, ConfirmTimeout)]
+    if len(errors) > 1 and late:
+        found = copy_error(late[0])
+        found.unconfirmed = sum(error.unconfirmed for error in late)
+        found.unsent = sum(error.unsent for error in late)
+        found.stream = None if len(late) > 1 else found.stream
+        found.add_note(f'{len(errors)} partitions failed in total')
+        others = summary([error for error in errors if error not in late])
+        raise found from others or found.__cause__
+    if error := summary(errors):
+        raise error

@@ -1,0 +1,520 @@
+"""Reads the partitions of a super stream as one subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..._turn import Turn
+from ...checks import check_type
+from ...error import (
+    ArgumentError,
+    OffsetNotStored,
+    ProtocolError,
+    RbFlyError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    SubscriptionClosed,
+    about,
+    copy_error,
+)
+from ...net.cluster import Cluster
+from ...net.observer import Observer, call_each
+from ...protocol._cursor import MessageCursor
+from ...protocol._decoder import Decoder
+from ...protocol._identity import LastChunk
+from ...protocol.offset import Offset, OffsetSource, OffsetType
+from .._admin.partitions import AT_ONCE, PACE, query_partitions
+from .._consume._iteration import Turns
+from .._consume.options import Offsets, Plan
+from .._consume.session import SubscriptionSession
+from .._consume.waiter import MessageWaiter, Source
+from .._offsets.tracking import manual_tracking
+from .._waiting import WaitingTasks
+
+logger: logging.Logger = logging.getLogger('rbfly.streams')
+
+"""Where a subscription of a super stream starts: in each partition, or by partition."""
+
+
+class Partition:
+    """A partition that is read; in place of a :class:`MessageWaiter` for its session.
+
+    :param merged: the session of the super stream; None once this is closed.
+    :ivar cursor: that of the partition's session.
+    :ivar ended: no more messages of the partition arrive.
+    :ivar missing: the error that the partition does not exist, until the cause is known.
+    """
+
+    cursor: MessageCursor
+
+    def __init__(self, merged: MergedSession, name: str) -> None:
+        self.merged: MergedSession | None = merged
+        self.name = name
+        self.turn: Turn = merged.waiter.turn
+        self.ended: bool = False
+        self.missing: StreamDoesNotExist | None = None
+
+    def add(self, source: Source) -> None:
+        """Ignore the call: the session of the super stream is the source of the waiter."""
+
+    def remove(self, source: Source) -> None:
+        """Ignore the call, see `add`."""
+
+    def end(self) -> None:
+        """End the partition; the last one ends the subscription."""
+        self.ended = True
+        if self.merged is not None:
+            self.merged.on_partition_end()
+
+    def wake(self) -> None:
+        """Look at the partition in its turn: a message or an error has arrived."""
+        if self.merged is not None:
+            self.merged.turns.add(self.cursor)
+            self.merged.waiter.wake()
+
+    def is_waiting(self) -> bool:
+        """True if a task waits for a message."""
+        return self.merged is not None and self.merged.waiter.is_waiting()
+
+
+class MergedSession:
+    """Owns the sessions of all partitions, one :class:`SubscriptionSession` each.
+
+    :param plan: how to read the partitions.  One that is added later starts at its first message,
+        as one that the mapping of offsets lacks, unless an offset of it is stored; with an end,
+        none is added.
+    :param refresh_interval: seconds between two requests for the partitions.
+    :ivar turns: the order in which the partitions are read.
+    """
+
+    failed = False  # errors of partitions are those of their own sessions
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stream: str,
+        plan: Plan,
+        refresh_interval: float,
+    ) -> None:
+        self.stream = stream
+        self.waiter: MessageWaiter = plan.waiter
+        self.turns: Turns = Turns(MessageCursor(None, Decoder(), turn=self.waiter.turn))
+        self.partitions: dict[str, Partition] = {}
+        self.sessions: dict[str, SubscriptionSession] = {}
+        self._by_cursor: dict[MessageCursor, Partition] = {}
+        # position and last chunk, by partition; if it was deleted, no chunk, and the error to raise
+        # when it comes back
+        self._gone: dict[str, tuple[int | None, LastChunk | None, StreamDoesNotExist | None]] = {}
+        self._cluster = cluster
+        self._plan = plan
+        self._interval = refresh_interval
+        self._is_listed = False  # the partitions are known
+        self._was_listed = False  # they were known before: new ones start at their first message
+        self._errors: list[Exception] = []  # for the next tasks that wait
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listing: asyncio.Task[tuple[str, ...]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._unopened: deque[MessageCursor] = deque()
+        self._pace: asyncio.TimerHandle | None = None  # until the next ones open
+        self._opening = WaitingTasks()  # in `open`
+        self._closing = False
+        self._closed = asyncio.Event()
+        self.waiter.add(self)
+
+    def __repr__(self) -> str:
+        return f'subscription of super stream {self.stream!r}'
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._closing or self.waiter.ended
+
+    @property
+    def cursor(self) -> MessageCursor:
+        """The cursor of the partition whose turn it is."""
+        return self.turns.current
+
+    # -- the partitions
+
+    def _list(self) -> None:
+        """Ask for the partitions, unless a request is in progress."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._loop is not loop:  # the client has moved to another event loop
+            self._loop, self._listing, self._pace = loop, None, None
+            self.turns.dry.update(self._by_cursor.keys() - set(self._unopened))  # open them again
+        if self._listing is None:
+            self._listing = asyncio.Task(self._query(), loop=loop)  # never an eager one
+            self._listing.add_done_callback(self._on_answer)
+
+    async def _query(self) -> tuple[str, ...]:
+        async with self._cluster.deadline() as deadline:
+            deadline.progress.on_step(f'asking for the partitions of {self.stream!r}')
+            return await self._cluster.retry(
+                deadline, lambda: query_partitions(self._cluster, self.stream)
+            )
+
+    def _on_answer(self, listing: asyncio.Task[tuple[str, ...]]) -> None:
+        if listing is not self._listing:
+            return
+        self._listing = None
+        error: Exception | None = None
+        if listing.cancelled():  # the program has cancelled every task of the loop
+            error = StreamConnectionError(f'{self!r}: its task was cancelled')
+        elif isinstance(found := listing.exception(), Exception):
+            error = found
+        if error is None:
+            self._on_listed(listing.result())
+        elif isinstance(error, StreamDoesNotExist):
+            self._start_over(error)
+        elif not self._is_listed or not isinstance(error, StreamConnectionError):
+            self._keep(error)
+        if self._is_listed and not self._plan.has_end:
+            assert self._loop is not None
+            self._timer = self._loop.call_later(self._interval, self._on_timer)
+        self.waiter.wake()
+        self._opening.wake()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._cluster.connected:
+            self._list()
+        else:  # the readers of the partitions reconnect; after a disconnect, nothing does
+            assert self._loop is not None
+            self._timer = self._loop.call_later(self._interval, self._on_timer)
+
+    def _on_listed(self, names: Sequence[str]) -> None:
+        if self._has_ended:
+            return
+        listed = dict.fromkeys(names)  # a partition that is bound twice is read once
+        for name, partition in list(self.partitions.items()):
+            if name not in listed:
+                self._drop(partition)
+            elif partition.missing is not None:  # deleted, and created again
+                self._errors.append(partition.missing)
+                partition.missing = None
+                self.turns.dry.add(partition.cursor)
+        for name in listed:
+            if name not in self.partitions:
+                self._add(name)
+        self._is_listed = self._was_listed = True
+
+    def _add(self, name: str) -> None:
+        partition = Partition(self, name)
+        start = self._start_of(name)
+        session = self.sessions[name] = self._plan.new_session(partition, name, start)
+        if name in self._gone:
+            position, identity, error = self._gone.pop(name)
+            session.succeed(position, identity)
+            if error is not None:
+                self._errors.append(StreamDoesNotExist(name, 'was deleted and created again'))
+        cursor = partition.cursor = session.cursor
+        cursor.super_stream = self.stream
+        self.partitions[name] = self._by_cursor[cursor] = partition
+        self._unopened.append(cursor)
+        if self._was_listed:
+            self._note(Observer.on_partition_added, name, 'was added: reading it')
+
+    def _begin(self) -> None:
+        """Let the task that waits open the next partitions, unless it is too early.
+
+        The partitions before them reconnect the client if necessary, and report why.
+        """
+        unopened = self._unopened
+        if not unopened or self._pace is not None or self._has_ended:
+            return
+        if self._cluster.connected or len(unopened) >= len(self.partitions):
+            for _ in range(min(AT_ONCE, len(unopened))):
+                self.turns.dry.add(unopened.popleft())
+        if unopened:
+            assert self._loop is not None
+            self._pace = self._loop.call_later(PACE, self._on_pace)
+
+    def _on_pace(self) -> None:
+        self._pace = None
+        self.waiter.wake()
+
+    def _start_of(self, name: str) -> Offset | OffsetSource:
+        offset: Offsets = self._plan.offset
+        if isinstance(offset, Mapping):
+            return offset.get(name, Offset.FIRST)
+        if not self._was_listed or not isinstance(offset, Offset):
+            return offset
+        if offset.type == OffsetType.REFERENCE:
+            return Offset.reference(str(offset.value), default=Offset.FIRST)
+        return Offset.FIRST
+
+    def _drop(self, partition: Partition) -> None:
+        self._forget(partition)
+        self._note(Observer.on_partition_gone, partition.name, 'is gone: reading the others')
+        self.on_partition_end()
+
+    def _forget(self, partition: Partition) -> None:
+        partition.merged = None
+        del self.partitions[partition.name]
+        del self._by_cursor[partition.cursor]
+        self.turns.remove(partition.cursor)
+        session = self.sessions.pop(partition.name)
+        identity = None if partition.missing else session.identity
+        self._gone[partition.name] = session.position, identity, partition.missing
+        session.release()
+
+    def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
+        self._cluster.observers.notify(event, self.stream, name)
+        prefix = self._cluster.settings.log_prefix
+        logger.info('%ssuper stream %r: partition %r %s', prefix, self.stream, name, text)
+
+    def _start_over(self, error: StreamDoesNotExist) -> None:
+        """The super stream was deleted: read the next one with its name from the beginning."""
+        for partition in list(self.partitions.values()):
+            self._forget(partition)
+        # its partitions were deleted with it
+        self._gone = {name: (position, None, None) for name, (position, *_) in self._gone.items()}
+        self._unopened.clear()
+        self._is_listed = False
+        self._errors = [error]
+
+    def _keep(self, error: Exception) -> None:
+        """Keep an error for the next task that waits: one for each outage or refusal."""
+        match error:
+            case StreamConnectionError():
+                is_known = bool(self._errors)
+            case ProtocolError(code=code):
+                is_known = any(getattr(item, 'code', None) == code for item in self._errors)
+            case _:
+                is_known = False
+        if not is_known:
+            if isinstance(error, RbFlyError):
+                about(error, self.stream)
+            self._errors.append(error)
+
+    def on_partition_end(self) -> None:
+        """A partition has ended; the subscription ends with the last one, if it has an end."""
+        if self.partitions and all(item.ended for item in self.partitions.values()):
+            self.waiter.end()
+
+    # -- the waiting task
+
+    def on_wait(self, *, finished: bool = True) -> None:
+        """A task is about to wait: raise a pending error, or open the partitions.
+
+        :param finished: the program asks for the next message.
+        """
+        if self._errors:
+            raise copy_error(self._errors.pop(0))
+        if not self._is_listed or self._loop is not asyncio.get_running_loop():
+            self._list()
+        if finished:
+            self.turns.sort()
+            for source in self._ready():  # their batches wait for more
+                source.on_wait(finished=False)
+        self.on_yield()
+
+    def on_yield(self) -> None:
+        """Other tasks have run: open the partitions that have no messages, or raise their error."""
+        dry, errors = self.turns.dry, self._errors
+        self._begin()
+        while dry and not self._has_ended:
+            partition = self._by_cursor.get(cursor := dry.pop())
+            if partition is None or partition.missing is not None or cursor.has_messages:
+                continue
+            try:
+                # `turns` has marked them as finished
+                self.sessions[partition.name].on_wait(finished=False)
+            except StreamDoesNotExist as ex:
+                partition.missing = ex
+                self._list()
+            except Exception as ex:
+                self.turns.add(cursor)
+                self._keep(ex)
+        if errors:
+            raise copy_error(errors.pop(0))
+
+    def parts(self) -> Sequence[Source]:
+        """Return the sessions of the partitions that have messages, in turn."""
+        self.turns.sort()
+        return self._ready()
+
+    def _ready(self) -> list[SubscriptionSession]:
+        found = map(self._by_cursor.get, self.turns.ready)
+        return [self.sessions[item.name] for item in found if item is not None]
+
+    async def open(self) -> None:
+        """Wait until the broker has accepted the subscriptions of all partitions.
+
+        :raises SubscriptionClosed: the subscription is closed.
+        """
+        self._cluster.check_loop()
+        pending = True
+        while pending and not self._has_ended:
+            self.on_wait(finished=False)
+            pending = not self._is_listed
+            for partition in list(self.partitions.values()):
+                if partition.missing is not None:
+                    pending = True
+                elif not partition.ended and partition.merged is not None:
+                    self.on_yield()  # those after it
+                    try:
+                        await self.sessions[partition.name].open()
+                    except (StreamDoesNotExist, SubscriptionClosed):
+                        self.turns.dry.add(partition.cursor)
+                        pending = True
+            if pending and not self._has_ended:
+                self._list()
+                await self._opening.wait()
+        if self._closing:
+            raise about(SubscriptionClosed(f'the {self!r} is closed'), self.stream)
+
+    # -- offsets
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The partitions whose messages the broker delivers."""
+        return tuple(name for name, session in self.sessions.items() if session.active)
+
+    @property
+    def position(self) -> dict[str, int | None]:
+        """Offset after the last message delivered, by partition."""
+        gone = {
+            name: position for name, (position, *_) in self._gone.items() if position is not None
+        }
+        return gone | {name: session.position for name, session in self.sessions.items()}
+
+    async def commit(self, offsets: Mapping[str, int] | None) -> None:
+        """Store offsets, by partition; None for those of the last messages delivered."""
+        self._cluster.check_loop()
+        manual_tracking(self._plan.tracking, self)  # also before the partitions are known
+        sessions = self.sessions
+        if offsets is None:
+            await self._all({name: item.commits.commit(None) for name, item in sessions.items()})
+            return
+        check_type('offsets', offsets, Mapping, None)
+        for name, offset in offsets.items():
+            if name not in sessions:
+                raise ArgumentError(f'{self!r} does not read a partition {name!r}')
+            sessions[name].commits.check(offset)
+        await self._all(
+            {name: sessions[name].commits.commit(offset) for name, offset in offsets.items()}
+        )
+
+    # -- ending
+
+    def stop(self) -> None:
+        """Deliver no more messages; `finish` closes the subscription."""
+        self._cluster.check_loop()
+        if self._closing:
+            return
+        for session in self.sessions.values():
+            session.stop()
+        self.waiter.end()
+        self._opening.wake()
+
+    async def finish(self) -> None:
+        """Close the subscription: the program asks for a message after the last one."""
+        await self._close({name: item.finish for name, item in self.sessions.items()})
+
+    async def close(self, *, wait: bool, reader: asyncio.Task[Any] | None = None) -> None:
+        """Close the subscription, and end the iteration of a waiting task.
+
+        :param wait: wait for the broker's answers; after `stop`, first for the program.
+        :param reader: the task that has received the last message.
+        """
+        self._cluster.check_loop()
+        if not wait:
+            self._abort()
+            return
+        last = self._by_cursor.get(self.cursor)
+        try:
+            if last is not None:  # the messages of all other partitions are finished
+                await self.sessions[last.name].wait_asked(reader)
+        except BaseException:  # cancelled
+            self._abort()
+            raise
+        await self._close(
+            {name: partial(item.close, wait=True) for name, item in self.sessions.items()}
+        )
+
+    async def _close(self, calls: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
+        if self._closing:
+            if not any(session.is_revoking for session in self.sessions.values()):
+                await self._closed.wait()
+            return
+        self._closing = True
+        try:
+            self._end_waiting()
+            await self._all({name: call() for name, call in calls.items()})
+        finally:
+            self._end()
+
+    async def _all(self, calls: Mapping[str, Awaitable[None]]) -> None:
+        """Wait for calls of all partitions at once, then raise one error."""
+        found = await asyncio.gather(*calls.values(), return_exceptions=True)
+        errors = {name: item for name, item in zip(calls, found, strict=True) if item is not None}
+        if errors:
+            try:
+                raise self._one_of(errors)
+            finally:
+                del found, errors  # their tracebacks refer to this frame
+
+    def _one_of(self, errors: Mapping[str, BaseException]) -> BaseException:
+        """Return the error that stands for those of partitions.
+
+        :class:`.OffsetNotStored` names all of them; errors of other libraries go first.
+        """
+        found = sorted(errors.values(), key=lambda item: isinstance(item, RbFlyError))
+        if not isinstance(found[0], RbFlyError) or len(found) == 1:
+            return found[0]
+        found.sort(key=lambda item: isinstance(item, OffsetNotStored))
+        if not isinstance(found[-1], OffsetNotStored):
+            return found[0]
+        names = ', '.join(map(repr, errors))
+        error = OffsetNotStored(f'{self!r}: no offset is stored for partitions {names}: {found[0]}')
+        error.__cause__ = found[0]
+        return about(error, self.stream, found[0].reference)
+
+    def _end_waiting(self) -> None:
+        self.waiter.remove(self)
+        self.waiter.wake()
+        self._opening.wake()
+
+    def _abort(self) -> None:
+        """Close the subscription without waiting, unless another task closes it."""
+        if not self._closing:
+            self._closing = True
+            self._end_waiting()
+            self._end()
+
+    def _end(self) -> None:
+        self.waiter.remove(self)
+        listing, self._listing = self._listing, None
+        if listing is not None and not listing.get_loop().is_closed():
+            listing.cancel()
+        for timer in (self._timer, self._pace):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._pace = None
+        for partition in self.partitions.values():
+            partition.merged = None
+        call_each([session.abort for session in self.sessions.values()])
+        self._by_cursor.clear()
+        self._closed.set()
+
+    def release(self) -> None:
+        """Close the subscription without waiting: the program has dropped its last reference.
+
+        May be called from any thread, with or without a running event loop.
+        """
+        if self._closing:
+            return
+        loop = self._cluster.loop
+        if loop is None or loop.is_closed():
+            self._closing = True
+            self._end()
+        else:  # never directly, see SubscriptionSession.release
+            loop.call_soon_threadsafe(self._abort)
