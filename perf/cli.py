@@ -23,8 +23,6 @@ from .runs import (
     terminated,
 )
 
-__all__ = ['main']
-
 EPILOG = """\
 examples:
   python -m perf --quick                     rough results in a few minutes

@@ -11,8 +11,6 @@ import rbfly.streams as rbs
 from .clients.base import bodies
 from .progress import Progress
 
-__all__ = ['run']
-
 BATCH = 1_000
 
 

@@ -10,8 +10,6 @@ from brokers import RabbitMQ
 from brokers.proxy import Proxy
 from brokers.state import free_ports
 
-__all__ = ['Far']
-
 
 class Far:
     """A RabbitMQ node on loopback, for streams and AMQP 0.9.1; `with` starts and stops it.

@@ -26,18 +26,6 @@ from .clients.base import Target
 from .clients.codec import Codec
 from .progress import Progress
 
-__all__ = [
-    'COUNT',
-    'InstructionsError',
-    'check',
-    'chosen',
-    'default_path',
-    'load',
-    'measure',
-    'report',
-    'store',
-]
-
 COUNT = 1_000
 TOTAL = re.compile(r'^(?:summary|totals):\s*(\d+)', re.MULTILINE)
 

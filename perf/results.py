@@ -15,14 +15,11 @@ is compressed, and its name then ends with `.xz`.
 import json
 import lzma
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from . import lanes
 from .stats import Interval, ratio_interval
-
-__all__ = ['Results', 'ResultsError', 'Settings', 'Writer', 'read']
 
 FORMAT = 2
 PACKED = '.xz'
@@ -45,13 +42,6 @@ class Settings:
     counts: dict[str, int]
     lanes: list[str]
 
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Self:
-        return cls(data['rounds'], data['seed'], data['counts'], data['lanes'])
-
-    def dump(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass
 class Results:
@@ -65,17 +55,14 @@ class Results:
 
     @property
     def settings(self) -> Settings:
-        return Settings.load(self.header['settings'])
+        return Settings(**self.header['settings'])
 
     def add(self, record: dict[str, Any]) -> None:
         """Add a line of the file."""
         if record['type'] == 'result':
-            cpu = record['cpu_user'] + record['cpu_sys']
-            rates = {
-                'rate': record['count'] / record['seconds'],
-                'cpu_per_message': cpu / record['count'],
-            }
-            self.rows.append(record | rates)
+            cpu = (record['cpu_user'] + record['cpu_sys']) / record['count']
+            rate = record['count'] / record['seconds']
+            self.rows.append(record | {'rate': rate, 'cpu_per_message': cpu})
         elif record['type'] == 'failure':
             self.failures.append(record)
         elif record['type'] == 'resumed':
@@ -96,9 +83,7 @@ class Results:
     def rounds(self, lane: str) -> int:
         """The number of rounds that a lane takes part in."""
         name = next((item['kind'] for item in self.header['lanes'] if item['lane'] == lane), '')
-        about = self.header.get('kinds', {}).get(name, {})
-        # early files do not contain the number of rounds of a kind
-        most = about.get('rounds', lanes.KINDS[name].rounds if name in lanes.KINDS else 0)
+        most = self.header['kinds'][name]['rounds'] if name else 0
         return min(self.settings.rounds, most or self.settings.rounds)
 
     def column(self, lane: str, name: str) -> dict[int, float]:
@@ -168,9 +153,9 @@ class Writer:
     def pack(self) -> None:
         """Close and compress the file of a complete run."""
         self.close()
-        plain = self.results.path
-        self.results.path = packed(plain)
-        self.results.path.write_bytes(lzma.compress(plain.read_bytes(), preset=9))
+        plain, incomplete = self.results.path, self.results.path.with_suffix('.part')
+        incomplete.write_bytes(lzma.compress(plain.read_bytes(), preset=9))
+        self.results.path = incomplete.replace(packed(plain))
         plain.unlink()
 
 

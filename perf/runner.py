@@ -24,8 +24,6 @@ from .results import Settings, Writer
 from .spread import partitions_of
 from .store import Store, StoreError
 
-__all__ = ['LaneError', 'order', 'run']
-
 TIMEOUT = 60.0  # seconds for the answer to a command
 SETTLE = 10.0  # seconds for the broker to store unconfirmed messages
 

@@ -4,6 +4,7 @@ import argparse
 import random
 import signal
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -11,21 +12,6 @@ from typing import Any
 
 from . import environment, lanes, target
 from .results import Results, Settings, Writer, read
-
-__all__ = [
-    'QUICK_ROUNDS',
-    'ROUNDS',
-    'CommandError',
-    'begin',
-    'counts',
-    'describe_kind',
-    'describe_lane',
-    'do_run',
-    'results_folder',
-    'resumed',
-    'say',
-    'terminated',
-]
 
 ROUNDS = 100
 QUICK_ROUNDS = 10
@@ -206,7 +192,7 @@ def measure(
             path,
             {
                 'environment': about,
-                'settings': settings.dump(),
+                'settings': asdict(settings),
                 'scenarios': {name: found.about for name, found in lanes.SCENARIOS.items()},
                 'kinds': {name: describe_kind(name) for name in settings.counts},
                 'lanes': [describe_lane(name) for name in kept],

@@ -10,20 +10,6 @@ from urllib.parse import urlsplit
 
 from . import wire
 
-__all__ = [
-    'create',
-    'delete',
-    'hashed',
-    'leaders',
-    'partition_of',
-    'partitions_of',
-    'publish',
-    'publish_slots',
-    'read',
-    'slots',
-    'spread',
-]
-
 CREATE_SUPER_STREAM = 0x1D
 DELETE_SUPER_STREAM = 0x1E
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ['Interval', 'median_interval', 'ratio_interval']
-
 RESAMPLES = 1_000
 LEVEL = 0.95
 

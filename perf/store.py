@@ -14,11 +14,8 @@ from brokers import BrokerError, RabbitMQ
 
 from . import kafka, spread, target, wire
 from .clients.base import numbered
-from .clients.codec import APP_PROPERTIES, PROPERTIES
 from .far import Far
 from .lanes import Stored
-
-__all__ = ['KafkaStore', 'RabbitStore', 'Store', 'StoreError', 'opened']
 
 StoreError = (wire.WireError, kafka.KafkaError, OSError)
 
@@ -34,6 +31,11 @@ NODES = 3  # of a cluster
 def no_delay(milliseconds: float) -> None:
     """Accept no delay: there is no proxy to inject it."""
     assert not milliseconds
+
+
+def plain(stored: Stored, number: int) -> bytes:
+    """Encode the message of a stream with this number."""
+    return wire.data_section(numbered(number, stored.size))
 
 
 class Store(ABC):
@@ -142,25 +144,27 @@ class RabbitStore(Store):
         return total
 
     def fill(self, stream: str, count: int, stored: Stored) -> None:
-        head = wire.properties_sections(PROPERTIES, APP_PROPERTIES) if stored.properties else b''
-        value = b''
-        if stored.value:
-            from .clients.values import encoded  # nothing else here needs RbFly
-
-            value = encoded(stored.value)
+        encode = plain
+        if stored.properties or stored.value:
+            from .clients.values import encoded as encode  # nothing else here needs RbFly
         publisher = wire.Connection(self.leaders.get(stream, self.uri), 'perf-fill')
         try:
             publisher.declare_publisher(stream)
             for first in range(0, count, stored.frame):
-                bodies = [numbered(i, stored.size) for i in range(first, first + stored.frame)]
+                numbers = range(first, first + stored.frame)
+                entries = size = stored.frame // max(stored.sub_entry, 1)
+                bodies = [numbered(i, stored.size) for i in numbers]
                 if stored.sub_entry:
-                    entries = stored.frame // stored.sub_entry
                     frames = wire.sub_entry_frames(bodies, stored.sub_entry, entries)
                 else:
-                    entries = stored.frame
-                    messages = [value or head + wire.data_section(data) for data in bodies]
-                    frames = [wire.publish_frame(0, first, messages)]
-                publisher.publish(frames, entries, entries)
+                    messages = [encode(stored, i) for i in numbers]
+                    while size * (len(messages[0]) + wire.ENTRY_HEAD.size) > wire.FRAME_MAX:
+                        size //= 2
+                    frames = [
+                        wire.publish_frame(0, first + i, messages[i : i + size])
+                        for i in range(0, entries, size)
+                    ]
+                publisher.publish(frames, size, entries)
         finally:
             publisher.close()
 

@@ -5,8 +5,6 @@ import os
 from brokers import BrokerError, kafka, rabbitmq
 from brokers.install import KAFKA_VERSION
 
-__all__ = ['TargetError', 'about', 'address']
-
 VARIABLES = {'rabbitmq': 'RBFLY_URI', 'amqp': 'RBFLY_AMQP_URI', 'kafka': 'RBFLY_KAFKA'}
 
 

@@ -28,8 +28,6 @@ from typing import Any
 from . import clients, lanes
 from .clients.base import Target, Work
 
-__all__ = ['main']
-
 
 def reset_peak() -> None:
     """Reset the peak memory of this process, if the kernel can (Linux)."""

@@ -8,8 +8,6 @@ from ..lanes import Lane
 if TYPE_CHECKING:
     from .base import Target, Work
 
-__all__ = ['make']
-
 
 def make(lane: Lane, target: 'Target') -> 'Work':
     """Create the work of a lane; imports its library."""

@@ -7,8 +7,6 @@ import aio_pika
 from ..lanes import Kind
 from .base import Target, Work, bodies
 
-__all__ = ['make']
-
 
 class Confirmed(Work):
     """Await the confirm of each message before sending the next."""

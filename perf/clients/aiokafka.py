@@ -9,8 +9,6 @@ from aiokafka import AIOKafkaProducer
 from ..lanes import Kind
 from .base import Target, Work, bodies
 
-__all__ = ['make']
-
 # an upper bound for the bytes of a record besides its value
 RECORD = 32
 

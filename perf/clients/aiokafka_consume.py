@@ -8,8 +8,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from ..lanes import Kind, Stored
 from .base import Target, Work, numbered
 
-__all__ = ['fill', 'make']
-
 
 class Consume(Work):
     def __init__(self, target: Target, size: int) -> None:

@@ -6,8 +6,6 @@ from .. import wire
 from ..lanes import Kind
 from .base import Target, Work, bodies
 
-__all__ = ['make']
-
 
 class Confirms(asyncio.Protocol):
     """Counts confirms, and wakes the waiting lane when all have arrived."""

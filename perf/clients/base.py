@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from ..histogram import Histogram
 
-__all__ = ['Target', 'Work', 'bodies', 'numbered']
-
 
 @dataclass(frozen=True)
 class Target:

@@ -8,8 +8,6 @@ from typing import Any
 from ..lanes import Kind
 from .base import Target, Work
 
-__all__ = ['APP_PROPERTIES', 'MESSAGES', 'PROPERTIES', 'Case', 'Codec', 'Message', 'same']
-
 
 @dataclass(frozen=True)
 class Message:

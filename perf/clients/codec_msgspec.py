@@ -8,8 +8,6 @@ from ..lanes import Kind
 from .base import Target, Work
 from .codec import Case, Codec, Message
 
-__all__ = ['make']
-
 
 class Body(msgspec.Struct):
     """Only the body of a message with sections; the decoder skips the others."""

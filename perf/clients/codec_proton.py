@@ -8,8 +8,6 @@ from ..lanes import Kind
 from .base import Target, Work
 from .codec import Case, Codec, Message
 
-__all__ = ['make']
-
 # properties fields, as attributes of Message
 ATTRIBUTES = {
     'message_id': 'id',

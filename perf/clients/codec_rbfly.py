@@ -15,8 +15,6 @@ from ..lanes import Kind
 from .base import Target, Work
 from .codec import PROPERTIES, Case, Codec, Message
 
-__all__ = ['case', 'make']
-
 SECTIONS = 'm.properties, m.app_properties, m.body'
 
 

@@ -8,8 +8,6 @@ from ..lanes import Kind
 from .base import Target, Work
 from .codec import PROPERTIES, Case, Codec, Message
 
-__all__ = ['make']
-
 
 def as_read(value: Any) -> Any:
     """Convert a value to what rstream decodes: strings become bytes."""

@@ -42,8 +42,6 @@ from ..histogram import Histogram
 from ..lanes import Kind
 from .base import Target, Work, numbered
 
-__all__ = ['OpenLoop']
-
 TICK = 1_000  # maximum wake-ups per second
 LEAD = 1_000_000  # nanoseconds from setting the clock to the first message
 LATE = 1.0  # a lane that ends more seconds behind schedule has not kept the rate

@@ -11,8 +11,6 @@ from ..lanes import Kind
 from .base import Target, Work
 from .open_loop import OpenLoop
 
-__all__ = ['make']
-
 
 class Client(OpenLoop):
     """Each tick, a task sends all due messages with `send`; `async for` consumes records.

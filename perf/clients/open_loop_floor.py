@@ -8,8 +8,6 @@ from ..lanes import Kind
 from .base import Target, Work
 from .open_loop import OpenLoop
 
-__all__ = ['make']
-
 CREDIT = wire.CREDIT_ONE.pack(7, wire.CREDIT, 1, 0, 1)
 
 
@@ -46,7 +44,7 @@ class Floor(OpenLoop):
 
     async def open(self) -> None:
         consumer = wire.Connection(self.target.address)
-        consumer.subscribe_next(self.target.stream)
+        consumer.subscribe(self.target.stream, start=wire.OFFSET_NEXT)
         publisher = wire.Connection(self.target.address)
         publisher.declare_publisher(self.target.stream)
         self.publisher = await self.connect(publisher, self.on_confirm)

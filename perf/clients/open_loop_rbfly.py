@@ -9,8 +9,6 @@ from ..lanes import Kind
 from .base import Target, Work
 from .open_loop import OpenLoop
 
-__all__ = ['make']
-
 
 class Client(OpenLoop):
     """One task per message awaits `Publisher.send`; `async for` consumes bodies."""

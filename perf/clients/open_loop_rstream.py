@@ -17,8 +17,6 @@ from .base import Target, Work
 from .open_loop import OpenLoop
 from .rstream import account
 
-__all__ = ['make']
-
 
 class Client(OpenLoop):
     """Each tick, a task sends all due messages with `send_batch`; the callback receives confirms.

@@ -12,8 +12,6 @@ from .. import wire
 from ..lanes import Kind
 from .base import Target, Work, bodies
 
-__all__ = ['make']
-
 WINDOW = 10_000  # maximum number of messages in flight, of all publishers together
 PIECE = 1_000  # messages after which the event loop can write
 

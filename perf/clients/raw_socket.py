@@ -9,8 +9,6 @@ from .. import wire
 from ..lanes import Kind
 from .base import Target, Work, bodies
 
-__all__ = ['PollingConnection', 'make']
-
 SUB_ENTRY = 100
 
 
@@ -94,7 +92,8 @@ class Consume(Connected):
     async def run(self) -> int:
         connection = self.connection
         count = self.count
-        connection.subscribe_all(self.target.stream, self.readers)
+        for number in range(self.readers):
+            connection.start_subscription(self.target.stream, number)
         return connection.read_messages(count)
 
     async def finish(self) -> None:

@@ -7,8 +7,6 @@ from .. import spread, wire
 from ..lanes import Kind
 from .base import Target, Work, bodies
 
-__all__ = ['make']
-
 
 class Super(Work):
     """What these lanes share.

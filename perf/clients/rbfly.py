@@ -12,8 +12,6 @@ from .base import Target, Work, bodies, numbered
 from .codec import APP_PROPERTIES, PROPERTIES
 from .values import MESSAGES, context
 
-__all__ = ['Client', 'Consume', 'ConsumeBatches', 'Single', 'Tasks', 'Window', 'make']
-
 SUB_ENTRY = 100
 REPEATED = 100_000  # messages to create where creating all of them would take too much memory
 

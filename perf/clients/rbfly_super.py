@@ -10,8 +10,6 @@ from ..lanes import Kind
 from .base import Target, Work
 from .rbfly import Client, Consume, ConsumeBatches, Single, Tasks, Window
 
-__all__ = ['make']
-
 
 class Routed(Single):
     def opener(self, **arguments: Any) -> Any:
@@ -39,7 +37,7 @@ class Merged(Consume):
             if message.body != self.body(number) or message.stream_offset != number:
                 raise ValueError(f'{message.body!r} is message {number} of {message.stream}')
             found[message.stream] += 1
-            if found.total() == 2 * self.kind.size:
+            if found.total() == self.kind.size:
                 break
         await self.subscriptions[0].aclose()
 

@@ -9,8 +9,6 @@ from .. import wire
 from ..lanes import Kind
 from .base import Target, Work, bodies
 
-__all__ = ['account', 'make']
-
 
 def account(uri: str) -> dict[str, Any]:
     """The broker's address and credentials, as arguments for rstream."""

@@ -15,8 +15,6 @@ from ..lanes import Kind
 from .base import Target, Work, numbered
 from .rstream import account
 
-__all__ = ['make']
-
 CREDIT = 10  # chunks; rstream's default
 
 

@@ -1,11 +1,13 @@
-"""The message contents for the study of values."""
+"""Messages that consuming lanes read, besides plain bytes."""
 
-from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
+from typing import Any
 
+from rbfly.amqp import AMQPProperties, MessageCtx, encode_amqp_bytes, stream_message_ctx
+
+from ..lanes import Stored
 from ..lanes.kinds import VALUES
-from .codec import SEED, Message
-
-__all__ = ['MESSAGES', 'context', 'encoded']
+from .base import numbered
+from .codec import APP_PROPERTIES, PROPERTIES, SEED, Message
 
 MESSAGES: dict[str, Message] = {
     'bytes': Message(b'0123456789'),
@@ -27,5 +29,13 @@ def context(value: str) -> MessageCtx:
     return stream_message_ctx(message.body, app_properties=message.app_properties)
 
 
-def encoded(value: str) -> bytes:
-    return encode_amqp_bytes(context(value))
+def encoded(stored: Stored, number: int) -> bytes:
+    """Encode the message of a stream with this number."""
+    if stored.value:
+        return encode_amqp_bytes(context(stored.value))
+    fields: dict[str, Any] = dict(PROPERTIES)
+    properties = AMQPProperties(**fields)
+    body = numbered(number, stored.size)
+    return encode_amqp_bytes(
+        stream_message_ctx(body, properties=properties, app_properties=APP_PROPERTIES)
+    )

@@ -7,8 +7,6 @@ from typing import Any
 
 from .model import Kind, Scenario, Stored
 
-__all__ = ['KINDS', 'ROUNDS', 'SCENARIOS', 'VALUES', 'names']
-
 ONE_BY_ONE = 'each message confirmed before the next'
 BY_BATCH = 'batches of 100, each confirmed before the next'
 
@@ -211,10 +209,12 @@ def add(name: str, scenario: str, title: str, full: int, scale: float = 1, **abo
     KINDS[name] = Kind(name, scenario, title, full, scale, **defaults | about)
 
 
-def study(scenario: str, name: str, title: str, count: int, **about: Any) -> None:
+def study(
+    scenario: str, name: str, title: str, count: int, work: str, at: int = 0, **about: Any
+) -> None:
     """Add a kind of work with whole batches of `count` messages, a tenth of them in a quick run."""
     size = about.setdefault('size', 1)
-    about = {'warm_up': size, 'rounds': ROUNDS} | about
+    about = {'warm_up': size, 'rounds': ROUNDS, 'work': work, 'at': at} | about
     about.setdefault('quick', max(count // 10 // size, 1) * size)
     add(f'{scenario}-{name}', scenario, title, max(count // size, 1) * size, **about)
 
@@ -228,6 +228,12 @@ def plural(count: int, what: str) -> str:
     return f'{count:,} {what}' if count == 1 else f'{count:,} {what}s'
 
 
+IN_FLIGHT: dict[str, Any] = {'size': FRAME, 'frame': FRAME, 'window': WINDOW}
+BARE: dict[str, Any] = {'floor': 'bare-uvloop'}
+RAW: dict[str, Any] = {'floor': 'raw-socket'}
+AWAITS = 'each awaits the confirm of a message before sending another'
+
+
 def publishing() -> None:
     single: dict[str, Any] = {
         'full': 200_000, 'scale': 0.05, 'quick': 500, 'warm_up': 200, 'work': 'single',
@@ -236,425 +242,206 @@ def publishing() -> None:
         'full': 1_000_000, 'scale': 0.2, 'quick': 20_000, 'slowest': 2_000, 'warm_up': 2_000,
         'work': 'batch', **batched(100),
     }  # fmt: skip
-    add('single', 'publish', ONE_BY_ONE, floor='bare-uvloop', **single)
-    add('batch', 'publish', BY_BATCH, floor='bare-uvloop', **batch)
+    add('single', 'publish', ONE_BY_ONE, **single, **BARE)
+    add('batch', 'publish', BY_BATCH, **batch, **BARE)
     for name, title, about in (('single', ONE_BY_ONE, single), ('batch', BY_BATCH, batch)):
-        add(
-            f'{name}-format',
-            'amqp',
-            f'AMQP 1.0 and raw bytes, {title}',
-            like=name,
-            references=(('raw bytes', f'rbfly-raw-{name}-format'),),
-            **about,
-        )
-    add(
-        'window',
-        'pipeline',
-        'up to 10,000 messages unconfirmed',
-        1_000_000,
-        0.5,
-        quick=200_000,
-        floor='raw-socket',
-        slowest=5_000,
-        warm_up=20_000,
-        work='window',
-        size=FRAME,
-        frame=FRAME,
-        window=WINDOW,
-    )
-    tasks = 'tasks, each awaits the confirm of a message before sending another'
-    about = batch | {'floor': 'bare-uvloop', 'slowest': 1_000, 'work': 'tasks', 'tasks': 100}
-    add('tasks-100', 'tasks', f'100 {tasks}', **about)
-    about |= {'floor': 'raw-socket', 'slowest': 2_000, 'tasks': 1_000, **batched(1_000)}
-    about |= {'scale': 0.5, 'quick': 50_000, 'warm_up': 20_000}
-    add('tasks-1000', 'tasks', f'1,000 {tasks}', **about)
-    add(
-        'sub-publish',
-        'sub-entries',
-        'sub-entries of 100 messages, published, up to 1,000 sub-entries unconfirmed',
-        10_000_000,
-        0.5,
-        quick=1_000_000,
-        size=10_000,
-        floor='raw-socket',
-        slowest=50_000,
-        warm_up=100_000,
-        work='sub-publish',
-        frame=100,
-        window=1_000,
-    )
+        raw = (('raw bytes', f'rbfly-raw-{name}-format'),)
+        title = f'AMQP 1.0 and raw bytes, {title}'
+        add(f'{name}-format', 'amqp', title, like=name, references=raw, **about)
+    window: dict[str, Any] = {
+        'full': 1_000_000, 'scale': 0.5, 'quick': 200_000, 'slowest': 5_000, 'warm_up': 20_000,
+        'work': 'window', **IN_FLIGHT,
+    }  # fmt: skip
+    add('window', 'pipeline', 'up to 10,000 messages unconfirmed', **window, **RAW)
+    tasks = batch | BARE | {'slowest': 1_000, 'work': 'tasks', 'tasks': 100}
+    add('tasks-100', 'tasks', f'100 tasks, {AWAITS}', **tasks)
+    tasks |= {'scale': 0.5, 'quick': 50_000, 'warm_up': 20_000, 'slowest': 2_000, 'tasks': 1_000}
+    add('tasks-1000', 'tasks', f'1,000 tasks, {AWAITS}', **tasks | batched(1_000) | RAW)
+    entries: dict[str, Any] = {
+        'full': 10_000_000, 'scale': 0.5, 'quick': 1_000_000, 'slowest': 50_000,
+        'warm_up': 100_000, 'work': 'sub-publish', 'size': 10_000, 'frame': 100, 'window': 1_000,
+    }  # fmt: skip
+    title = 'sub-entries of 100 messages, published, up to 1,000 sub-entries unconfirmed'
+    add('sub-publish', 'sub-entries', title, **entries, **RAW)
 
 
 def consuming() -> None:
     for name, (title, full, stored) in CONSUMED.items():
         size = stored.frame * stored.readers
-        add(
-            name,
-            'sub-entries' if stored.sub_entry else 'consume',
-            title,
-            full,
-            0.5,
-            quick=full // 5 // size * size,
-            size=size,
-            floor='raw-socket',
-            slowest=5_000,
-            warm_up=5 * size,
-            work='consume',
-            stored=stored,
-        )
+        scenario = 'sub-entries' if stored.sub_entry else 'consume'
+        about = {'quick': full // 5 // size * size, 'warm_up': 5 * size, 'slowest': 5_000} | RAW
+        add(name, scenario, title, full, 0.5, size=size, work='consume', stored=stored, **about)
 
 
 def codecs() -> None:
     for message, content in CODEC_MESSAGES.items():
+        nested = message == 'nested'
+        about = {'quick': 1_000 if nested else 10_000, 'slowest': 500, 'warm_up': 1_000}
         for work, done in CODEC_WORK.items():
             # if there is only a body, reading all sections means reading the body
             if work == 'decode-all' and message != 'properties':
                 continue
             # encoding into a buffer is compared with creating bytes, if codecs can only do that
             peers = 'encode' if work == 'encode-into' else work
-            references = [(name, f'{name}-{peers}-{message}') for name in PEERS_OF_CODEC]
+            others = [(name, f'{name}-{peers}-{message}') for name in PEERS_OF_CODEC]
             if (work, message) == ('decode', 'properties'):
-                references.append(('rbfly without properties', 'rbfly-decode-seed'))
-            add(
-                f'{work}-{message}',
-                'codec',
-                f'{content}, {done}',
-                10_000,
-                0.1 if message == 'nested' else 1,
-                quick=1_000 if message == 'nested' else 10_000,
-                slowest=500,
-                warm_up=1_000,
-                references=tuple(references),
-            )
+                others.append(('rbfly without properties', 'rbfly-decode-seed'))
+            name, title, scale = f'{work}-{message}', f'{content}, {done}', 0.1 if nested else 1
+            add(name, 'codec', title, 10_000, scale, references=tuple(others), **about)
 
 
 def batch_sizes_and_tasks() -> None:
     for size in BATCHES:
-        study(
-            'batch-size',
-            str(size),
-            f'batches of {size:,}',
-            size * (500 if size < 100 else 250 if size < 500 else 100),
-            work='batch',
-            at=size,
-            series='batch',
-            floor='bare-uvloop',
-            **batched(size),
-        )
+        count = size * (500 if size < 100 else 250 if size < 500 else 100)
+        about = BARE | batched(size) | {'series': 'batch'}
+        study('batch-size', f'{size}', f'batches of {size:,}', count, 'batch', size, **about)
     for tasks in TASKS:
-        study(
-            'concurrent',
-            str(tasks),
-            f'{plural(tasks, "task")}, each awaits the confirm of a message before sending another',
-            tasks * max(500 // tasks, 100 if tasks < 1_000 else 40),
-            work='tasks',
-            tasks=tasks,
-            at=tasks,
-            series='tasks',
-            floor='bare-uvloop',
-            **batched(tasks),
-        )
+        title = f'{plural(tasks, "task")}, {AWAITS}'
+        count = tasks * max(500 // tasks, 100 if tasks < 1_000 else 40)
+        about = BARE | batched(tasks) | {'series': 'tasks', 'tasks': tasks}
+        study('concurrent', f'{tasks}', title, count, 'tasks', tasks, **about)
 
 
 def polling() -> None:
-    for name, work, title, size in (
+    about: dict[str, Any]
+    for series, work, title, size in (
         ('each', 'single', ONE_BY_ONE, 1),
         ('batch', 'batch', BY_BATCH, 100),
     ):
         for delay in FAR:
-            study(
-                'far',
-                f'{name}-{delay}',
-                f'{title}, round trips of {delay} ms',
-                max(500 // delay, 100) * size,
-                work=work,
-                series=name,
-                at=delay,
-                delay=delay,
-                slowest=1,
-                rounds=0,
-                references=(('rbfly', f'rbfly-far-{name}-{delay}'),),
-                **batched(size),
-            )
+            about = {'slowest': 1, 'rounds': 0, 'delay': delay, 'series': series} | batched(size)
+            about |= {'references': (('rbfly', f'rbfly-far-{series}-{delay}'),)}
+            name, text = f'{series}-{delay}', f'{title}, round trips of {delay} ms'
+            study('far', name, text, max(500 // delay, 100) * size, work, delay, **about)
     for gap in GAPS:
-        study(
-            'gaps',
-            str(gap),
-            f'{gap} µs of work between a confirm and the next message',
-            1_000,
-            work='gaps',
-            series='gaps',
-            at=gap,
-            rounds=0,
-            warm_up=200,
-            references=(('rbfly', f'rbfly-gaps-{gap}'),),
-        )
+        about = {'series': 'gaps', 'rounds': 0, 'warm_up': 200}
+        about |= {'references': (('rbfly', f'rbfly-gaps-{gap}'),)}
+        title = f'{gap} µs of work between a confirm and the next message'
+        study('gaps', f'{gap}', title, 1_000, 'gaps', gap, **about)
 
 
 def latency() -> None:
-    # title, messages at 0 ms, minimum number of messages, and other settings
-    series: dict[str, tuple[str, int, int, dict[str, Any]]] = {
-        'each': (ONE_BY_ONE, 300, 5, {'work': 'single'}),
-        'batch': (BY_BATCH, 20_000, 500, {'work': 'batch', **batched(100)}),
-        'flight': (
-            'up to 10,000 unconfirmed',
-            20_000,
-            20_000,
-            {'work': 'window', 'size': FRAME, 'frame': FRAME, 'window': WINDOW},
-        ),
-        'unconfirmed': ('without confirms', 2_000, 2_000, {'work': 'unconfirmed'}),
-        'connection': ('a connection for each message', 10, 2, {'work': 'connection'}),
-    }
-    for name, (title, count, least, about) in series.items():
-        floor = 'raw-socket' if about['work'] in ('single', 'batch', 'window') else ''
+    about: dict[str, Any]
+    # work, title, messages at 0 ms, minimum number of messages, and other settings
+    for series, work, title, count, least, more in (
+        ('each', 'single', ONE_BY_ONE, 300, 5, RAW),
+        ('batch', 'batch', BY_BATCH, 20_000, 500, RAW | batched(100)),
+        ('flight', 'window', 'up to 10,000 unconfirmed', 20_000, 20_000, RAW | IN_FLIGHT),
+        ('unconfirmed', 'unconfirmed', 'without confirms', 2_000, 2_000, {}),
+        ('connection', 'connection', 'a connection for each message', 10, 2, {}),
+    ):
         for delay in DELAYS:
             # half a second of round trips; a new connection needs eight of them per message
-            trips = about.get('size', 1) * 500 // max(delay, 1)
-            trips //= 8 if name == 'connection' else 1
-            study(
-                'latency',
-                f'{name}-{delay}',
-                f'{title}, round trips of {delay} ms',
-                max(min(count, trips), least),
-                series=name,
-                at=delay,
-                delay=delay,
-                floor=floor,
-                slowest=1,
-                **about,
-            )
+            trips = more.get('size', 1) * 500 // max(delay, 1)
+            trips //= 8 if series == 'connection' else 1
+            about = {'series': series, 'delay': delay, 'slowest': 1} | more
+            name, text = f'{series}-{delay}', f'{title}, round trips of {delay} ms'
+            study('latency', name, text, max(min(count, trips), least), work, delay, **about)
     for rate in RATES:
-        study(
-            'percentiles',
-            str(rate),
-            f'{rate:,} messages per second',
-            rate * ROUND_SECONDS,
-            work='open-loop',
-            at=rate,
-            rate=rate,
-            series='rate',
-            floor='bare-uvloop',
-            warm_up=rate // 2,
-        )
+        title, count = f'{rate:,} messages per second', rate * ROUND_SECONDS
+        about = {'rate': rate, 'series': 'rate', 'warm_up': rate // 2} | BARE
+        study('percentiles', f'{rate}', title, count, 'open-loop', rate, **about)
 
 
 def processes() -> None:
-    for number in (1, 2):
-        for publishers in PUBLISHERS:
-            study(
-                'processes',
-                f'{number}-{publishers}',
-                f'{number} process{"es" if number > 1 else ""},'
-                f' {plural(publishers, "publisher")} each',
-                480_000,
-                work='publishers',
-                size=12_000,  # divisible among the publishers of each process, including pika's
-                frame=FRAME,
-                window=WINDOW,
-                processes=number,
-                publishers=publishers,
-                at=publishers,
-                series=str(number),
-                references=(('pika', f'pika-processes-{number}-{publishers}'),),
-            )
+    size = 12_000  # divisible among the publishers of each process, including pika's
+    for number, words in ((1, '1 process'), (2, '2 processes')):
+        for count in PUBLISHERS:
+            name, title = f'{number}-{count}', f'{words}, {plural(count, "publisher")} each'
+            about = IN_FLIGHT | {'processes': number, 'publishers': count, 'series': f'{number}'}
+            about |= {'size': size, 'references': (('pika', f'pika-processes-{name}'),)}
+            study('processes', name, title, 480_000, 'publishers', count, **about)
 
 
 def sizes() -> None:
     for size in SIZES:
         about: dict[str, Any] = {'at': size, 'body': size, 'slowest': 10}
-        frame = max(1, min(FRAME, 500_000 // size))
+        text, count = f'{size:,} bytes', max(min(600, 30_000_000 // size), 30)
+        each = BARE | {'series': 'send', 'warm_up': 10}
+        title = f'{text}, each confirmed before the next'
+        study('sizes', f'send-{size}', title, count, 'single', **about, **each)
+        title = f'{text}, up to 10,000 messages unconfirmed'
+        frame, count = max(1, min(FRAME, 500_000 // size)), min(100_000, 40_000_000 // size)
+        many = RAW | batched(frame) | {'series': 'many', 'window': WINDOW}
+        study('sizes', f'many-{size}', title, count, 'window', **about, **many)
         stored = Stored(size=size, frame=max(1, min(4_000, 800_000 // (size + 10))))
-        read = min(200_000, 60_000_000 // size)
-        study(
-            'sizes',
-            f'send-{size}',
-            f'{size:,} bytes, each confirmed before the next',
-            max(min(600, 30_000_000 // size), 30),
-            work='single',
-            series='send',
-            floor='bare-uvloop',
-            warm_up=10,
-            **about,
-        )
-        study(
-            'sizes',
-            f'many-{size}',
-            f'{size:,} bytes, up to 10,000 messages unconfirmed',
-            min(100_000, 40_000_000 // size),
-            work='window',
-            series='many',
-            size=frame,
-            frame=frame,
-            window=WINDOW,
-            floor='raw-socket',
-            **about,
-        )
-        study(
-            'sizes',
-            f'read-{size}',
-            f'{size:,} bytes, consumed',
-            read // stored.frame * stored.frame,
-            work='consume',
-            series='read',
-            size=stored.frame,
-            floor='raw-socket',
-            stored=stored,
-            **about,
-        )
+        count = min(200_000, 60_000_000 // size) // stored.frame * stored.frame
+        read = RAW | {'series': 'read', 'size': stored.frame, 'stored': stored}
+        study('sizes', f'read-{size}', f'{text}, consumed', count, 'consume', **about, **read)
 
 
 def values() -> None:
     for name, title in VALUES.items():
-        published: dict[str, Any] = {'work': 'window', 'window': WINDOW, 'value': name}
-        consumed: dict[str, Any] = {'work': 'consume', 'stored': Stored(value=name)}
-        for verb, done, count, about in (
-            ('publish', 'published', 80_000, published),
-            ('read', 'consumed', 200_000, consumed),
+        for verb, done, count, work, about in (
+            ('publish', 'published', 80_000, 'window', {'window': WINDOW, 'value': name}),
+            ('read', 'consumed', 200_000, 'consume', {'stored': Stored(value=name)}),
         ):
-            if name != 'bytes':
-                about['references'] = (('bytes', f'rbfly-values-{verb}-bytes'),)
-            study(
-                'values', f'{verb}-{name}', f'{title}, {done}', count, size=4_000, series=verb,
-                **about,
-            )  # fmt: skip
+            others = (('bytes', f'rbfly-values-{verb}-bytes'),) if name != 'bytes' else ()
+            more: dict[str, Any] = {'size': 4_000, 'series': verb, 'references': others, **about}
+            study('values', f'{verb}-{name}', f'{title}, {done}', count, work, **more)
 
 
 def clients() -> None:
-    about: dict[str, Any] = {'floor': 'raw-socket', 'warm_up': 100_000}
-    study(
-        'clients',
-        'publish',
-        'published by clients in three languages, up to 10,000 messages unconfirmed',
-        200_000,
-        work='window',
-        size=FRAME,
-        frame=FRAME,
-        window=WINDOW,
-        **about,
-    )
-    study(
-        'clients',
-        'consume',
-        'consumed by clients in three languages, from first to last message',
-        800_000,
-        work='consume',
-        size=4_000,
-        stored=Stored(),
-        **about,
-    )
+    title = 'published by clients in three languages, up to 10,000 messages unconfirmed'
+    about = RAW | {'warm_up': 100_000}
+    study('clients', 'publish', title, 200_000, 'window', **about, **IN_FLIGHT)
+    title = 'consumed by clients in three languages, from first to last message'
+    study('clients', 'consume', title, 800_000, 'consume', size=4_000, stored=Stored(), **about)
 
 
 def super_streams() -> None:
-    about: dict[str, Any] = {
-        'size': FRAME, 'rounds': 0, 'warm_up': 20_000, 'slowest': 2_000, 'floor': 'raw-socket',
-    }  # fmt: skip
-    window = about | {'work': 'window', 'frame': FRAME, 'window': 5_000}
-    consume = about | {'work': 'consume', 'stored': Stored()}
+    tasks = RAW | {'size': FRAME, 'rounds': 0, 'warm_up': 20_000, 'slowest': 2_000}
+    window = tasks | {'frame': FRAME, 'window': 5_000}
     many = 'up to 5,000 messages unconfirmed'
-    study(
-        'super',
-        'publish',
-        f'published to 8 partitions, {many} in each',
-        200_000,
-        partitions=PARTITIONS,
-        **window,
-    )
-    study(
-        'super',
-        'tasks',
-        'published to 8 partitions by 1,000 tasks, each awaits the confirm of a message before'
-        ' sending another',
-        200_000,
-        work='tasks',
-        tasks=1_000,
-        partitions=PARTITIONS,
-        **about,
-    )
-    study(
-        'super',
-        'one',
-        f'published to a single partition, {many}',
-        200_000,
-        partitions=1,
-        references=(('a plain stream', 'rbfly-super-plain'),),
-        **window,
-    )
-    study('super', 'plain', f'published to a plain stream, {many}', 200_000, **window)
-    study(
-        'super',
-        'consume',
-        'consumed from 8 partitions, from first to last message',
-        960_000,
-        partitions=PARTITIONS,
-        **consume | {'size': 4_000 * PARTITIONS, 'warm_up': 160_000},
-    )
+    plain = (('a plain stream', 'rbfly-super-plain'),)
+    for name, title, work, about in (
+        ('publish', f'8 partitions, {many} in each', 'window', window | {'partitions': PARTITIONS}),
+        (
+            'tasks',
+            f'8 partitions by 1,000 tasks, {AWAITS}',
+            'tasks',
+            tasks | {'tasks': 1_000, 'partitions': PARTITIONS},
+        ),
+        (
+            'one',
+            f'a single partition, {many}',
+            'window',
+            window | {'partitions': 1, 'references': plain},
+        ),
+        ('plain', f'a plain stream, {many}', 'window', window),
+    ):
+        study('super', name, f'published to {title}', 200_000, work, **about)
+    about = tasks | {'size': 4_000 * PARTITIONS, 'warm_up': 160_000, 'partitions': PARTITIONS}
+    title = f'consumed from {PARTITIONS} partitions, from first to last message'
+    study('super', 'consume', title, 960_000, 'consume', stored=Stored(), **about)
+
+    about = window | {'series': 'publish', 'partitions': ON_NODES}
     for nodes in (1, NODES):
-        study(
-            'super-nodes',
-            f'publish-{nodes}',
-            f'published to 9 partitions led by {plural(nodes, "node")}, {many} in each',
-            200_000,
-            series='publish',
-            at=nodes,
-            nodes=nodes,
-            partitions=ON_NODES,
-            **window,
-        )
+        title = f'published to 9 partitions led by {plural(nodes, "node")}, {many} in each'
+        name = f'publish-{nodes}'
+        study('super-nodes', name, title, 200_000, 'window', nodes, nodes=nodes, **about)
     # subscriptions use replicas, so it does not matter to them how many nodes lead
-    study(
-        'super-nodes',
-        f'consume-{NODES}',
-        f'consumed from 9 partitions led by {plural(NODES, "node")}, from first to last message',
-        972_000,
-        series='consume',
-        at=NODES,
-        nodes=NODES,
-        partitions=ON_NODES,
-        **consume | {'size': 4_000 * ON_NODES, 'warm_up': 180_000},
-    )
+    title = f'consumed from 9 partitions led by {NODES} nodes, from first to last message'
+    about = tasks | {'size': 4_000 * ON_NODES, 'warm_up': 180_000, 'partitions': ON_NODES}
+    about |= {'series': 'consume', 'nodes': NODES, 'stored': Stored()}
+    study('super-nodes', f'consume-{NODES}', title, 972_000, 'consume', NODES, **about)
 
 
 def growth() -> None:
+    about: dict[str, Any]
     for count in MESSAGES:
-        study(
-            'growth',
-            f'messages-{count}',
-            f'{count:,} messages published',
-            count,
-            quick=min(count, 10**6),
-            work='on-and-on',
-            window=WINDOW,
-            series='messages',
-            at=count,
-            rounds=1,
-            slowest=5_000,
-        )
-    for streams in MANY:
-        study(
-            'growth',
-            f'streams-{streams}',
-            f'to {plural(streams, "stream")}',
-            200_000,
-            work='streams',
-            size=1_000,
-            streams=streams,
-            series='streams',
-            at=streams,
-            rounds=1,
-        )
-    for readers in MANY:
-        study(
-            'growth',
-            f'subscriptions-{readers}',
-            f'by {plural(readers, "subscription")}',
-            1_000_000,
-            work='consume',
-            size=1_000 * readers,
-            stored=Stored(frame=1_000, readers=readers),
-            series='subscriptions',
-            at=readers,
-            rounds=1,
-        )
+        about = {'series': 'messages', 'rounds': 1, 'window': WINDOW, 'slowest': 5_000}
+        title, quick = f'{count:,} messages published', min(count, 10**6)
+        study('growth', f'messages-{count}', title, count, 'on-and-on', count, quick=quick, **about)
+    for count in MANY:
+        about = {'series': 'streams', 'rounds': 1, 'size': 1_000, 'streams': count}
+        title = f'to {plural(count, "stream")}'
+        study('growth', f'streams-{count}', title, 200_000, 'streams', count, **about)
+    for count in MANY:
+        stored = Stored(frame=1_000, readers=count)
+        about = {'series': 'subscriptions', 'rounds': 1, 'size': 1_000 * count, 'stored': stored}
+        title = f'by {plural(count, "subscription")}'
+        study('growth', f'subscriptions-{count}', title, 1_000_000, 'consume', count, **about)
 
 
 def names(scenario: str, *series: str) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ from typing import Any
 from .kinds import names
 from .model import BUSY_POLL, Library, Use
 
-__all__ = ['LIBRARIES', 'REFERENCES', 'USES']
-
 # In the order of the report; floors and lanes that poll come last.
 LIBRARIES = {
     library.name: library

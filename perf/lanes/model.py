@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ['BUSY_POLL', 'POLLING', 'Kind', 'Lane', 'Library', 'Scenario', 'Stored', 'Use']
-
 POLLING = '-polling'  # ends the names of libraries that poll while they wait for a confirm
 BUSY_POLL = 0.0005  # seconds, of RbFly's lanes that poll
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from .model import Kind, Lane, Report, rank, title
 from .svg import Figure, Mark, short
 
-__all__ = ['LATENCIES', 'QUANTILES', 'figure', 'label', 'overview']
-
 COLOURS = {
     'rbfly': '#D55E00',
     'rbfly-amqp': '#D55E00',

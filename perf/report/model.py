@@ -17,8 +17,6 @@ from ..lanes import POLLING, Scenario
 from ..results import Results, read
 from ..stats import Interval, median_interval
 
-__all__ = ['OURS', 'Kind', 'Lane', 'Report', 'ReportError', 'Run', 'rank', 'title']
-
 OURS = 'rbfly'
 
 
@@ -56,10 +54,10 @@ class Kind:
     warm_up: int
     floor: str
     count: int
-    rounds: int = 0
-    series: str = ''
-    at: int = 0
-    body: int = 10
+    rounds: int
+    series: str
+    at: int
+    body: int
 
 
 @dataclass(frozen=True)

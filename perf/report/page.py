@@ -10,8 +10,6 @@ from .model import Kind, Lane, Report, Run
 from .rst import bullets, capital, code, heading, moment, names, paragraph, plain, sentence, table
 from .svg import Figure
 
-__all__ = ['GOALS', 'compose', 'verdict']
-
 LEVEL = f'{stats.LEVEL * 100:.0f} %'
 LOAD = 0.5  # the page warns about a higher load per CPU
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ['Figure', 'Mark', 'Scale', 'short']
-
 WIDTH = 480
 LEFT, RIGHT = 190, 405  # of the plot, between the names of rows and the numbers
 ROW = 20

@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from perf import (
 )
 from perf.clients.base import Target, Work
 from perf.clients.codec import APP_PROPERTIES, MESSAGES, PROPERTIES, Case, Codec
+from perf.clients.values import encoded
 from perf.results import Results, ResultsError, Settings, Writer, read
 from perf.stats import median_interval, ratio_interval
 from rbfly.amqp import decode_amqp
@@ -106,7 +108,8 @@ SETTINGS = Settings(3, 42, {'single': 500}, ['raw-socket-single', 'bare-uvloop-s
 def header(settings: Settings = SETTINGS) -> dict[str, Any]:
     return {
         'environment': {'time': '2026-01-01T00:00:00+00:00', 'python': 'CPython 3.11.7'},
-        'settings': settings.dump(),
+        'settings': asdict(settings),
+        'kinds': {},
         'lanes': [],
         'left_out': [{'lane': 'rstream-single', 'reason': 'rstream not installed; install it'}],
     }
@@ -686,9 +689,8 @@ def confirm(count: int) -> bytes:
 
 
 def test_properties_are_read_by_the_codec() -> None:
-    head = wire.properties_sections(PROPERTIES, APP_PROPERTIES)
-    ctx = decode_amqp(head + wire.data_section(b'abc'))
-    assert ctx.body == b'abc'
+    ctx = decode_amqp(encoded(lanes.Stored(properties=True), 7))
+    assert ctx.body == b'0000000007'
     assert ctx.app_properties == APP_PROPERTIES
     found = {name: str(getattr(ctx.properties, name)) for name in PROPERTIES}
     assert found == PROPERTIES

@@ -6,6 +6,7 @@ The result file of these tests is synthetic.
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,7 @@ def written(path: Path, scenarios: list[str]) -> Path:
                 'libraries': {},
                 'brokers': {},
             },
-            'settings': {**settings.dump(), 'lanes': [lane.name for lane in chosen]},
+            'settings': {**asdict(settings), 'lanes': [lane.name for lane in chosen]},
             'scenarios': {name: lanes.SCENARIOS[name].about for name in scenarios},
             'kinds': {name: runs.describe_kind(name) for name in kinds},
             'lanes': [runs.describe_lane(lane.name) for lane in chosen],
