@@ -11,7 +11,7 @@ from pathlib import Path
 from brokers import BrokerError, RabbitMQ
 from brokers import cli as brokers
 
-from . import environment, lanes, proofs, target
+from . import broker_address, environment, lanes, proofs
 from .results import ResultsError, read
 from .runs import (
     QUICK_ROUNDS,
@@ -351,7 +351,7 @@ def do_demo(args: argparse.Namespace) -> int:
             where = 'an in-memory broker, in a thread of this process'
             uri = stack.enter_context(StreamBroker()).uri
         else:
-            where, uri = '', target.address('rabbitmq')
+            where, uri = '', broker_address.find('rabbitmq')
         try:
             demo.run(uri, args.count, where)
         except BrokenPipeError:  # of standard output
@@ -369,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return int(args.func(args))
-    except (CommandError, ResultsError, target.TargetError) as ex:
+    except (CommandError, ResultsError, broker_address.AddressError) as ex:
         say(f'perf: {ex}')
         return 2
     except KeyboardInterrupt:

@@ -21,8 +21,8 @@ from typing import Any
 from . import environment, lanes, programs
 from .progress import Progress
 from .results import Settings, Writer
-from .spread import partitions_of
 from .store import Store, StoreError
+from .super_stream_wire import partitions_of
 
 TIMEOUT = 60.0  # seconds for the answer to a command
 SETTLE = 10.0  # seconds for the broker to store unconfirmed messages

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import environment, lanes, target
+from . import broker_address, environment, lanes
 from .results import Results, Settings, Writer, read
 
 ROUNDS = 100
@@ -180,7 +180,7 @@ def measure(
 
     about = environment.describe(
         lanes.versions(map(lanes.find, kept)),
-        {name: {**target.about(name), **store.about()} for name, store in stores.items()},
+        {name: {**broker_address.about(name), **store.about()} for name, store in stores.items()},
     )
     if earlier:
         for line in environment.differences(earlier.header['environment'], about):

@@ -12,9 +12,9 @@ from functools import cache
 
 from brokers import BrokerError, RabbitMQ
 
-from . import kafka, spread, target, wire
+from . import broker_address, kafka, super_stream_wire, wire
 from .clients.base import numbered
-from .far import Far
+from .delayed_broker import DelayedBroker
 from .lanes import Stored
 
 StoreError = (wire.WireError, kafka.KafkaError, OSError)
@@ -110,9 +110,9 @@ class RabbitStore(Store):
 
     def create_super(self, stream: str, partitions: Sequence[str], nodes: int = 0) -> None:
         locator = {'queue-leader-locator': 'client-local' if nodes == 1 else 'balanced'}
-        spread.create(self.connection, stream, partitions, RETENTION | locator)
+        super_stream_wire.create(self.connection, stream, partitions, RETENTION | locator)
         if nodes:
-            found = spread.leaders(self.uri, partitions)
+            found = super_stream_wire.leaders(self.uri, partitions)
             self.leaders.update(zip(partitions, found, strict=True))
             if sorted(Counter(found).values()) != [len(partitions) // nodes] * nodes:
                 raise wire.WireError(f'{stream} is led by {found}, not by {nodes} nodes')
@@ -179,7 +179,7 @@ class RabbitStore(Store):
     def delete_super(self, stream: str) -> None:
         connection = wire.Connection(self.uri, 'perf-delete')
         try:
-            spread.delete(connection, stream)
+            super_stream_wire.delete(connection, stream)
         finally:
             connection.close()
 
@@ -217,8 +217,8 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
     with ExitStack() as stack:
 
         @cache
-        def far() -> Far:
-            return stack.enter_context(Far())
+        def far() -> DelayedBroker:
+            return stack.enter_context(DelayedBroker())
 
         @cache
         def cluster() -> RabbitMQ:
@@ -228,21 +228,23 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
             try:
                 store = connect(broker, far, cluster)
                 store.about()
-            except (target.TargetError, BrokerError, *StoreError) as ex:
+            except (broker_address.AddressError, BrokerError, *StoreError) as ex:
                 errors[broker] = str(ex)
             else:
                 stores[broker] = store
         yield stores, errors
 
 
-def connect(broker: str, far: Callable[[], Far], cluster: Callable[[], RabbitMQ]) -> Store:
+def connect(
+    broker: str, far: Callable[[], DelayedBroker], cluster: Callable[[], RabbitMQ]
+) -> Store:
     """Connect to a broker; start those that runs do not share."""
     if broker == 'kafka':
-        return KafkaStore(target.address(broker))
+        return KafkaStore(broker_address.find(broker))
     protocol, _, suffix = broker.partition('-')
     if not suffix:
-        uri = target.address('rabbitmq')
-        return RabbitStore(uri, '' if protocol == 'rabbitmq' else target.address(protocol))
+        uri = broker_address.find('rabbitmq')
+        return RabbitStore(uri, '' if protocol == 'rabbitmq' else broker_address.find(protocol))
     if suffix == 'cluster':
         return RabbitStore(cluster().uri)
     node = far()

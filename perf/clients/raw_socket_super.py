@@ -3,7 +3,7 @@
 All partitions share a connection; in a cluster, those that a node leads.
 """
 
-from .. import spread, wire
+from .. import super_stream_wire, wire
 from ..lanes import Kind
 from .base import Target, Work, bodies
 
@@ -17,13 +17,13 @@ class Super(Work):
     def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target)
         self.kind = kind
-        self.partitions = spread.partitions_of(target.stream, kind.partitions)
+        self.partitions = super_stream_wire.partitions_of(target.stream, kind.partitions)
 
     async def open(self) -> None:
         address = self.target.address
         uris = [address] * len(self.partitions)
         if self.kind.nodes:
-            uris = spread.leaders(address, self.partitions)
+            uris = super_stream_wire.leaders(address, self.partitions)
         self.opened = {uri: wire.Connection(uri, timeout=None) for uri in dict.fromkeys(uris)}
         self.connections = [self.opened[uri] for uri in uris]
 
@@ -41,10 +41,12 @@ class Publish(Super):
             self.connections[number].declare_publisher(partition, number=number)
 
     async def prepare(self, count: int) -> None:
-        self.frames = spread.spread(bodies(count), self.kind.partitions, self.kind.frame)
+        self.frames = super_stream_wire.publish_frames(
+            bodies(count), self.kind.partitions, self.kind.frame
+        )
 
     async def run(self) -> int:
-        return spread.publish(self.connections, self.frames, self.kind.window)
+        return super_stream_wire.publish(self.connections, self.frames, self.kind.window)
 
     async def finish(self) -> None:
         self.frames = []
@@ -54,10 +56,12 @@ class Tasks(Publish):
     """As many slots as tasks: each sends its next message when its last one is confirmed."""
 
     async def prepare(self, count: int) -> None:
-        self.slots = spread.slots(bodies(count), self.kind.partitions, self.kind.tasks)
+        self.slots = super_stream_wire.slots(bodies(count), self.kind.partitions, self.kind.tasks)
 
     async def run(self) -> int:
-        return spread.publish_slots(self.connections[0], self.slots, self.kind.partitions)
+        return super_stream_wire.publish_slots(
+            self.connections[0], self.slots, self.kind.partitions
+        )
 
 
 class Consume(Super):
@@ -69,7 +73,7 @@ class Consume(Super):
     async def run(self) -> int:
         for number, partition in enumerate(self.partitions):
             self.connections[number].start_subscription(partition, number)
-        return spread.read(self.connections, self.count)
+        return super_stream_wire.read(self.connections, self.count)
 
     async def finish(self) -> None:
         for number, connection in enumerate(self.connections):

@@ -15,7 +15,7 @@ from brokers import Progress, RabbitMQ
 from brokers.proxy import Direction, Proxy
 from brokers.state import free_ports
 
-from .. import spread, wire
+from .. import super_stream_wire, wire
 from .run import ProofError
 
 __all__ = ['CONFIRM', 'ENTRY_DOWN', 'ENTRY_UP', 'WIDTH', 'Place', 'Site', 'body']
@@ -116,14 +116,14 @@ class Site:
         name = f'proof-{secrets.token_hex(4)}'
         # by default, the node that creates a super stream leads all of its partitions
         balanced = {'queue-leader-locator': 'balanced'}
-        parts = spread.partitions_of(name, count)
+        parts = super_stream_wire.partitions_of(name, count)
         await self.create_stream(
-            lambda connection: spread.create(connection, name, parts, balanced)
+            lambda connection: super_stream_wire.create(connection, name, parts, balanced)
         )
         try:
             yield name, parts
         finally:
-            await self.delete_stream(lambda connection: spread.delete(connection, name))
+            await self.delete_stream(lambda connection: super_stream_wire.delete(connection, name))
 
     async def create_stream(self, create: Callable[[wire.Connection], None]) -> None:
         def call() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import rbfly.streams as rbs
 
 from .. import wire
-from ..spread import partition_of
+from ..super_stream_wire import partition_of
 from .faults import Gate, note
 from .memory import resident
 from .peers import in_child

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from perf import (
+    broker_address,
     cli,
     clients,
     environment,
@@ -25,7 +26,6 @@ from perf import (
     runner,
     runs,
     table,
-    target,
     wire,
     worker,
 )
@@ -393,7 +393,7 @@ def test_codec_lanes_start_no_broker(
     def no_broker(broker: str) -> str:
         raise AssertionError(broker)
 
-    monkeypatch.setattr(target, 'address', no_broker)
+    monkeypatch.setattr(broker_address, 'find', no_broker)
     monkeypatch.setattr(lanes, 'missing', lambda library: '')
     monkeypatch.setattr(runner, 'Worker', FakeWorker)
     out = tmp_path / 'r.jsonl.xz'
@@ -411,9 +411,9 @@ def test_missing_broker_does_not_affect_codec_lanes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_broker(broker: str) -> str:
-        raise target.TargetError('no broker')
+        raise broker_address.AddressError('no broker')
 
-    monkeypatch.setattr(target, 'address', no_broker)
+    monkeypatch.setattr(broker_address, 'find', no_broker)
     monkeypatch.setattr(lanes, 'missing', lambda library: '')
     monkeypatch.setattr(runner, 'Worker', FakeWorker)
     argv = ['--rounds', '1', '--out', str(tmp_path / 'r.jsonl')]

@@ -10,7 +10,7 @@ from perf.proofs.main import prove
 from perf.proofs.run import Run
 from perf.proofs.super_streams import misplaced, unordered
 from perf.proofs.trouble import in_memory
-from perf.spread import partition_of
+from perf.super_stream_wire import partition_of
 from tests.proofs import Sites, holds, sites
 from tests.seed import of_run
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perf import histogram, lanes, report, runner, runs, stats, wire
-from perf.far import Far
+from perf.delayed_broker import DelayedBroker
 from perf.report.figures import LATENCIES, OVERVIEW
 from perf.report.page import compose
 from perf.results import Settings, Writer, read
@@ -196,7 +196,7 @@ def test_streams_that_are_spread_over_nodes_come_first() -> None:
 
 @pytest.mark.rabbitmq
 def test_far_broker_delays_connections_through_its_proxies() -> None:
-    with Far() as far:
+    with DelayedBroker() as far:
         store = RabbitStore(far.direct, far.uri)
         there = RabbitStore(far.uri)
         store.create('orders')

@@ -11,7 +11,7 @@ from brokers.proxy import Proxy
 from brokers.state import free_ports
 
 
-class Far:
+class DelayedBroker:
     """A RabbitMQ node on loopback, for streams and AMQP 0.9.1; `with` starts and stops it.
 
     The proxies run in a thread.  Stream clients connect through their proxy because the node

@@ -91,7 +91,7 @@ def strings(texts: Sequence[str]) -> bytes:
     return wire.U32.pack(len(texts)) + b''.join(map(wire.string, texts))
 
 
-def spread(bodies: Sequence[bytes], count: int, size: int) -> list[tuple[int, int, bytes]]:
+def publish_frames(bodies: Sequence[bytes], count: int, size: int) -> list[tuple[int, int, bytes]]:
     """Encode Publish frames of up to `size` messages for partitions; each body is its own key.
 
     :return: number of the partition, which is its publisher, number of messages, and frame.
@@ -189,7 +189,7 @@ def read_ids(connection: wire.Connection) -> list[int]:
 def publish(
     connections: Sequence[wire.Connection], frames: Sequence[tuple[int, int, bytes]], window: int
 ) -> int:
-    """Send frames of `spread`, with at most `window` messages or one frame in flight per partition.
+    """Send frames with at most `window` messages, or one frame, in flight per partition.
 
     :param connections: the connection of each partition; partitions may share one.
     :return: number of confirmed messages, once all are confirmed.

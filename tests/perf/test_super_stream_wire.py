@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from perf import spread, wire
+from perf import super_stream_wire, wire
 from perf.clients.base import bodies
 
 
@@ -26,13 +26,13 @@ from perf.clients.base import bodies
 )
 def test_partitions_of_keys(key: bytes, partition: int) -> None:
     """As in the tests of the Java and Go clients, for three partitions."""
-    assert spread.partition_of(key, 3) == partition
+    assert super_stream_wire.partition_of(key, 3) == partition
 
 
 def test_frames_hold_each_partition_s_messages_in_order() -> None:
     data = bodies(1_000)
     sent: list[list[bytes]] = [[] for _ in range(8)]
-    for i, count, frame in spread.spread(data, 8, 50):
+    for i, count, frame in super_stream_wire.publish_frames(data, 8, 50):
         *_, publisher, entries = wire.PUBLISH_HEAD.unpack_from(frame)
         assert (publisher, entries) == (i, count)
         assert 1 <= count <= 50
@@ -42,7 +42,9 @@ def test_frames_hold_each_partition_s_messages_in_order() -> None:
             assert number == len(sent[i])
             pos += wire.ENTRY_HEAD.size + size
             sent[i].append(frame[pos - 10 : pos])
-    assert sent == [[x for x in data if spread.partition_of(x, 8) == i] for i in range(8)]
+    assert sent == [
+        [x for x in data if super_stream_wire.partition_of(x, 8) == i] for i in range(8)
+    ]
 
 
 def test_slots_await_their_confirms() -> None:
@@ -72,7 +74,7 @@ def test_slots_await_their_confirms() -> None:
                     assert slot not in in_flight
                     in_flight[slot] = partition
                     sent.append(written[pos - 10 : pos])
-                    assert spread.partition_of(sent[-1], 4) == partition
+                    assert super_stream_wire.partition_of(sent[-1], 4) == partition
             assert len(set(partitions)) == len(partitions)
 
         def receive(self) -> bytes:
@@ -83,7 +85,7 @@ def test_slots_await_their_confirms() -> None:
             return confirms
 
     broker: Any = Broker()
-    assert spread.publish_slots(broker, spread.slots(data, 4, 6), 4) == 60
+    assert super_stream_wire.publish_slots(broker, super_stream_wire.slots(data, 4, 6), 4) == 60
     assert sorted(sent) == data
     for slot in range(6):
         own = data[slot * 10 : slot * 10 + 10]
@@ -96,8 +98,10 @@ def test_confirms_are_counted_by_partition() -> None:
         return head + bytes(8 * count)
 
     data = confirm(3, 2) + confirm(0, 1)
-    found = [(publisher, count) for publisher, count, _ in spread.confirmed(data + data[:20])]
+    found = [
+        (publisher, count) for publisher, count, _ in super_stream_wire.confirmed(data + data[:20])
+    ]
     assert found == [(3, 2), (0, 1)]
     refused = wire.frame(wire.PUBLISH_ERROR, bytes(5) + bytes(8) + bytes((0, 17)))
     with pytest.raises(wire.WireError, match='0x11'):
-        [*spread.confirmed(refused)]
+        [*super_stream_wire.confirmed(refused)]

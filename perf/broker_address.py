@@ -8,24 +8,24 @@ from brokers.install import KAFKA_VERSION
 VARIABLES = {'rabbitmq': 'RBFLY_URI', 'amqp': 'RBFLY_AMQP_URI', 'kafka': 'RBFLY_KAFKA'}
 
 
-class TargetError(Exception):
+class AddressError(Exception):
     """No broker is running, and none can be started."""
 
 
-def address(broker: str) -> str:
+def find(broker: str) -> str:
     """The address of a broker, which is started and left running if necessary."""
     variable = VARIABLES[broker]
     if found := os.environ.get(variable):
         return found
     if broker == 'amqp' and os.environ.get(VARIABLES['rabbitmq']):
-        raise TargetError(f'RBFLY_URI is set, but {variable} is not; set it to the AMQP URI')
+        raise AddressError(f'RBFLY_URI is set, but {variable} is not; set it to the AMQP URI')
     try:
         if broker == 'kafka':
             return kafka.up().address
         node = rabbitmq.up()
         return str(node.amqp_uri) if broker == 'amqp' else node.uri
     except BrokerError as ex:
-        raise TargetError(f'{ex}; or set {variable} to use a running broker') from None
+        raise AddressError(f'{ex}; or set {variable} to use a running broker') from None
 
 
 def about(broker: str) -> dict[str, str]:
