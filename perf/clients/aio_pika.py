@@ -5,14 +5,13 @@ from time import perf_counter
 import aio_pika
 
 from ..lanes import Kind
-from .base import Target, Work, bodies
+from .base import Target, Work
 
 
 class Confirmed(Work):
     """Await the confirm of each message before sending the next."""
 
     confirms = True
-    messages: list[aio_pika.Message]
 
     async def open(self) -> None:
         # the event loop sends heartbeats, even when it is another lane's turn
@@ -24,7 +23,8 @@ class Confirmed(Work):
         await self.channel.initialize()
 
     async def prepare(self, count: int) -> None:
-        self.messages = [aio_pika.Message(body) for body in bodies(count)]
+        await super().prepare(count)
+        self.messages = [aio_pika.Message(body) for body in self.messages]
 
     async def run(self) -> int:
         publish = self.channel.default_exchange.publish
@@ -34,9 +34,6 @@ class Confirmed(Work):
             await publish(message, stream)
             count += 1
         return count
-
-    async def finish(self) -> None:
-        self.messages = []
 
     async def close(self) -> None:
         await self.connection.close()
@@ -60,4 +57,4 @@ class Unconfirmed(Confirmed):
 
 
 def make(kind: Kind, target: Target) -> Work:
-    return (Unconfirmed if kind.work == 'unconfirmed' else Confirmed)(target)
+    return (Unconfirmed if kind.work == 'unconfirmed' else Confirmed)(kind, target)

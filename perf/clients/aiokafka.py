@@ -7,18 +7,13 @@ import msgpack
 from aiokafka import AIOKafkaProducer
 
 from ..lanes import Kind
-from .base import Target, Work, bodies
+from .base import Target, Work
 
 # an upper bound for the bytes of a record besides its value
 RECORD = 32
 
 
 class Publish(Work):
-    def __init__(self, target: Target, kind: Kind) -> None:
-        super().__init__(target)
-        self.kind = kind
-        self.bodies: list[bytes] = []
-
     async def open(self) -> None:
         self.producer: Any = AIOKafkaProducer(
             bootstrap_servers=self.target.address,
@@ -30,19 +25,13 @@ class Publish(Work):
         )
         await self.producer.start()
 
-    async def prepare(self, count: int) -> None:
-        self.bodies = bodies(count, self.kind.body)
-
-    async def finish(self) -> None:
-        self.bodies = []
-
     async def close(self) -> None:
         await self.producer.stop()
 
 
 class Single(Publish):
     async def run(self) -> int:
-        parts = [self.each(self.bodies[i :: self.kind.tasks]) for i in range(self.kind.tasks)]
+        parts = [self.each(self.messages[i :: self.kind.tasks]) for i in range(self.kind.tasks)]
         if len(parts) == 1:
             return await parts[0]
         return sum(await asyncio.gather(*parts))
@@ -63,7 +52,7 @@ class Batch(Publish):
         send_batch = self.producer.send_batch
         pack = msgpack.packb
         topic = self.target.stream
-        data = self.bodies
+        data = self.messages
         size = self.kind.size
         count = 0
         for i in range(0, len(data), size):
@@ -83,7 +72,7 @@ class Window(Publish):
     async def run(self) -> int:
         send = self.producer.send
         topic = self.target.stream
-        sent = [await send(topic, body, partition=0) for body in self.bodies]
+        sent = [await send(topic, body, partition=0) for body in self.messages]
         for future in sent:
             await future
         return len(sent)
@@ -98,4 +87,4 @@ MAKE: dict[str, type[Publish]] = {
 
 
 def make(kind: Kind, target: Target) -> Work:
-    return MAKE[kind.work](target, kind)
+    return MAKE[kind.work](kind, target)

@@ -10,9 +10,8 @@ from .base import Target, Work, numbered
 
 
 class Consume(Work):
-    def __init__(self, target: Target, size: int) -> None:
-        super().__init__(target)
-        self.size = size
+    def __init__(self, kind: Kind, target: Target) -> None:
+        super().__init__(kind, target)
         self.partition = TopicPartition(target.stream, 0)
 
     async def open(self) -> None:
@@ -20,9 +19,6 @@ class Consume(Work):
             bootstrap_servers=self.target.address, value_deserializer=msgpack.unpackb
         )
         await self.consumer.start()
-
-    async def prepare(self, count: int) -> None:
-        self.count = count
 
     async def run(self) -> int:
         consumer = self.consumer
@@ -39,7 +35,7 @@ class Consume(Work):
 
     async def finish(self) -> None:
         self.consumer.unsubscribe()
-        if self.last != numbered(self.received - 1, self.size):
+        if self.last != numbered(self.received - 1, self.kind.body):
             raise ValueError(f'message {self.received - 1} has the body {self.last[:50]!r}')
 
     async def close(self) -> None:
@@ -65,5 +61,4 @@ async def fill(address: str, topic: str, count: int, stored: Stored) -> None:
 
 
 def make(kind: Kind, target: Target) -> Work:
-    assert kind.stored is not None
-    return Consume(target, kind.stored.size)
+    return Consume(kind, target)

@@ -39,12 +39,6 @@ class Confirms(asyncio.Protocol):
 
 
 class Publish(Work):
-    def __init__(self, target: Target, kind: Kind) -> None:
-        super().__init__(target)
-        self.size = kind.frame
-        self.body = kind.body
-        self.frames: list[bytes] = []
-
     async def open(self) -> None:
         connection = wire.Connection(self.target.address)
         connection.declare_publisher(self.target.stream)
@@ -54,24 +48,21 @@ class Publish(Work):
         )
 
     async def prepare(self, count: int) -> None:
-        self.frames = wire.publish_frames(bodies(count, self.body), self.size)
+        self.messages = wire.publish_frames(bodies(count, self.kind.body), self.kind.frame)
 
     async def run(self) -> int:
         create_future = asyncio.get_running_loop().create_future
         write = self.transport.write
         protocol = self.protocol
-        size = self.size
+        size = self.kind.frame
         count = 0
-        for frame in self.frames:
+        for frame in self.messages:
             protocol.pending = size
             protocol.waiter = future = create_future()
             write(frame)
             await future
             count += size
         return count
-
-    async def finish(self) -> None:
-        self.frames = []
 
     async def close(self) -> None:
         self.transport.close()
@@ -96,4 +87,4 @@ class PollingPublish(Publish):
 
 
 def make(kind: Kind, target: Target, polls: bool = False) -> Work:
-    return (PollingPublish if polls else Publish)(target, kind)
+    return (PollingPublish if polls else Publish)(kind, target)

@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from ..histogram import Histogram
+from ..lanes import Kind
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,18 @@ class Work(ABC):
 
     Only `run` is timed.
 
+    :ivar messages: what to publish in this round, in the form that the library takes.
+    :ivar count: number of messages to publish or consume in this round.
     :ivar histograms: latencies of the last round by name, if the lane measures any.
     :ivar late: seconds by which the last round missed its schedule; 0 if it kept the schedule or
         has none.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, kind: Kind, target: Target) -> None:
+        self.kind = kind
         self.target = target
+        self.messages: list[Any] = []
+        self.count = 0
         self.histograms: dict[str, Histogram] = {}
         self.late = 0.0
 
@@ -37,17 +44,19 @@ class Work(ABC):
     async def open(self) -> None:
         """Connect."""
 
-    @abstractmethod
     async def prepare(self, count: int) -> None:
         """Create `count` messages, or whatever `run` needs."""
+        self.count = count
+        if not self.kind.stored:
+            self.messages = bodies(count, self.kind.body)
 
     @abstractmethod
     async def run(self) -> int:
         """Do the work; return the number of confirmed or consumed messages."""
 
-    @abstractmethod
     async def finish(self) -> None:
         """Clean up after `run`, outside of the timed part."""
+        self.messages = []
 
     @abstractmethod
     async def close(self) -> None:

@@ -111,7 +111,7 @@ class Codec(Work):
     """Checks a case and runs its statement."""
 
     def __init__(self, make: Callable[[str, Message], Case], kind: Kind, target: Target) -> None:
-        super().__init__(target)
+        super().__init__(kind, target)
         work, _, message = kind.name.rpartition('-')
         self.case = make(work, MESSAGES[message])
 

@@ -10,19 +10,6 @@ messages that are due.  At 1,000 messages per second this only adds the time of 
 the loop if available (Linux), because timers of event loops have a resolution of milliseconds: they
 add another 0.6 ms or so at 1,000 messages per second.
 
-The table shows figures of the floor lane on two cores that were also busy with other work: CPU of
-the process, and medians over rounds of the median time from due to sent and to confirm in
-milliseconds.
-
-====================================  ================  ================
-wake-ups                              1,000 per second  10,000 per second
-====================================  ================  ================
-kernel timer, one per millisecond     15 %, 0.15, 1.0   20 %, 0.88, 2.1
-kernel timer, one per message         the same          27 %, 0.58, 3.3
-loop timer, one per millisecond       13 %, 0.73, 1.8   19 %, 0.87, 2.4
-`sleep(0)` until due                  14 %, 0.96, 4.2   25 %, 0.92, 4.9
-====================================  ================  ================
-
 One wake-up per message takes CPU time that the broker needs, also for handling 10,000 frames per
 second; spinning takes all the CPU there is, so it gains nothing when CPU is scarce.
 """
@@ -123,10 +110,9 @@ class OpenLoop(Work):
     patience = PATIENCE
 
     def __init__(self, kind: Kind, target: Target) -> None:
-        super().__init__(target)
+        super().__init__(kind, target)
         self.rate = kind.rate
         self.number = 0  # of the first message of the round; message numbers are never reused
-        self.count = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.error: Exception | None = None
         self.done = asyncio.Event()
@@ -159,6 +145,7 @@ class OpenLoop(Work):
         return self.count
 
     async def finish(self) -> None:
+        await super().finish()
         self.bodies = []
 
     async def wait(self) -> None:

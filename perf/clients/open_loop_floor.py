@@ -82,10 +82,6 @@ class Floor(OpenLoop):
         for message in wire.read_chunk(body[1:])[1]:
             self.consumed(message[5:])  # skip the header of the data section
 
-    async def finish(self) -> None:
-        await super().finish()
-        self.messages = []
-
     async def close(self) -> None:
         self.publisher.close()
         self.consumer.close()

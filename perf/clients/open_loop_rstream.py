@@ -64,10 +64,6 @@ class Client(OpenLoop):
     def on_message(self, message: AMQPMessage, context: MessageContext) -> None:
         self.consumed(message.body)
 
-    async def finish(self) -> None:
-        await super().finish()
-        self.messages = []
-
     async def close(self) -> None:
         await self.end_tasks()
         await self.producer.close()

@@ -10,7 +10,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 
 from .. import wire
 from ..lanes import Kind
-from .base import Target, Work, bodies
+from .base import Target, Work
 
 WINDOW = 10_000  # maximum number of messages in flight, of all publishers together
 PIECE = 1_000  # messages after which the event loop can write
@@ -33,26 +33,18 @@ def declare(channel: Any, stream: str) -> float:
 class Blocking(Work):
     """One channel of a blocking connection."""
 
-    bodies: list[bytes]
-
     async def open(self) -> None:
         self.connection = pika.BlockingConnection(parameters(self.target))
         self.channel = self.connection.channel()
-
-    async def prepare(self, count: int) -> None:
-        self.bodies = bodies(count)
 
     async def run(self) -> int:
         publish = self.channel.basic_publish
         stream = self.target.stream
         count = 0
-        for body in self.bodies:
+        for body in self.messages:
             publish('', stream, body)
             count += 1
         return count
-
-    async def finish(self) -> None:
-        self.bodies = []
 
     async def close(self) -> None:
         if self.connection.is_open:
@@ -89,28 +81,20 @@ class Confirmed(Blocking):
 class Connections(Work):
     """A new connection for each message: connect, publish, await the confirm, close."""
 
-    bodies: list[bytes]
-
     async def open(self) -> None:
         self.parameters = parameters(self.target)
         await self.round_trip()  # fail here if the broker is not available
 
-    async def prepare(self, count: int) -> None:
-        self.bodies = bodies(count)
-
     async def run(self) -> int:
         stream = self.target.stream
         count = 0
-        for body in self.bodies:
+        for body in self.messages:
             with pika.BlockingConnection(self.parameters) as connection:
                 channel = connection.channel()
                 channel.confirm_delivery()
                 channel.basic_publish('', stream, body)
             count += 1
         return count
-
-    async def finish(self) -> None:
-        self.bodies = []
 
     async def close(self) -> None:
         pass
@@ -253,18 +237,19 @@ class InFlight(Work):
     Several publishers share the messages and the limit evenly.
     """
 
-    def __init__(self, target: Target, publishers: int = 1) -> None:
-        super().__init__(target)
-        self.publishers = [Publisher(target, WINDOW // publishers) for _ in range(publishers)]
+    def __init__(self, kind: Kind, target: Target) -> None:
+        super().__init__(kind, target)
+        window = WINDOW // kind.publishers
+        self.publishers = [Publisher(target, window) for _ in range(kind.publishers)]
 
     async def open(self) -> None:
         for publisher in self.publishers:
             await publisher.open()
 
     async def prepare(self, count: int) -> None:
-        messages = bodies(count)
+        await super().prepare(count)
         for number, publisher in enumerate(self.publishers):
-            publisher.bodies = messages[number :: len(self.publishers)]
+            publisher.bodies = self.messages[number :: len(self.publishers)]
 
     async def run(self) -> int:
         try:
@@ -275,6 +260,7 @@ class InFlight(Work):
         return sum(task.result() for task in tasks)
 
     async def finish(self) -> None:
+        await super().finish()
         for publisher in self.publishers:
             publisher.bodies = []
 
@@ -295,5 +281,4 @@ WAYS: dict[str, type[Work]] = {
 
 
 def make(kind: Kind, target: Target) -> Work:
-    way = WAYS.get(kind.work)
-    return way(target) if way else InFlight(target, kind.publishers)
+    return WAYS.get(kind.work, InFlight)(kind, target)

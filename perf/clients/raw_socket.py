@@ -40,27 +40,17 @@ class Connected(Work):
 
 
 class Publish(Connected):
-    """Send frames of `size` bodies of `body` bytes, with at most `window` messages in flight."""
-
-    def __init__(self, target: Target, size: int, window: int, body: int = 10) -> None:
-        super().__init__(target)
-        self.size = size
-        self.window = window
-        self.body = body
-        self.frames: list[bytes] = []
+    """Send frames with at most `window` messages in flight."""
 
     async def open(self) -> None:
         await super().open()
         self.connection.declare_publisher(self.target.stream)
 
     async def prepare(self, count: int) -> None:
-        self.frames = wire.publish_frames(bodies(count, self.body), self.size)
+        self.messages = wire.publish_frames(bodies(count, self.kind.body), self.kind.frame)
 
     async def run(self) -> int:
-        return self.connection.publish(self.frames, self.size, self.window)
-
-    async def finish(self) -> None:
-        self.frames = []
+        return self.connection.publish(self.messages, self.kind.frame, self.kind.window)
 
 
 class PollingPublish(Publish):
@@ -75,26 +65,19 @@ class SubEntries(Publish):
     """Send messages in sub-entries, which are confirmed as a whole."""
 
     async def prepare(self, count: int) -> None:
-        self.frames = wire.sub_entry_frames(bodies(count), SUB_ENTRY, self.size)
+        self.messages = wire.sub_entry_frames(bodies(count), SUB_ENTRY, self.kind.frame)
 
     async def run(self) -> int:
         return SUB_ENTRY * await super().run()
 
 
 class Consume(Connected):
-    def __init__(self, target: Target, readers: int) -> None:
-        super().__init__(target)
-        self.readers = readers
-
-    async def prepare(self, count: int) -> None:
-        self.count = count
-
     async def run(self) -> int:
-        connection = self.connection
-        count = self.count
+        assert self.kind.stored
+        self.readers = self.kind.stored.readers
         for number in range(self.readers):
-            connection.start_subscription(self.target.stream, number)
-        return connection.read_messages(count)
+            self.connection.start_subscription(self.target.stream, number)
+        return self.connection.read_messages(self.count)
 
     async def finish(self) -> None:
         for number in range(self.readers):
@@ -103,6 +86,6 @@ class Consume(Connected):
 
 def make(kind: Kind, target: Target, polls: bool = False) -> Work:
     if kind.stored:
-        return Consume(target, kind.stored.readers)
+        return Consume(kind, target)
     way = SubEntries if kind.work == 'sub-publish' else PollingPublish if polls else Publish
-    return way(target, kind.frame, kind.window, kind.body)
+    return way(kind, target)

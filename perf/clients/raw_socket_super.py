@@ -14,9 +14,8 @@ class Super(Work):
     :ivar connections: the connection of each partition.
     """
 
-    def __init__(self, target: Target, kind: Kind) -> None:
-        super().__init__(target)
-        self.kind = kind
+    def __init__(self, kind: Kind, target: Target) -> None:
+        super().__init__(kind, target)
         self.partitions = super_stream_wire.partitions_of(target.stream, kind.partitions)
 
     async def open(self) -> None:
@@ -41,34 +40,30 @@ class Publish(Super):
             self.connections[number].declare_publisher(partition, number=number)
 
     async def prepare(self, count: int) -> None:
-        self.frames = super_stream_wire.publish_frames(
+        self.messages = super_stream_wire.publish_frames(
             bodies(count), self.kind.partitions, self.kind.frame
         )
 
     async def run(self) -> int:
-        return super_stream_wire.publish(self.connections, self.frames, self.kind.window)
-
-    async def finish(self) -> None:
-        self.frames = []
+        return super_stream_wire.publish(self.connections, self.messages, self.kind.window)
 
 
 class Tasks(Publish):
     """As many slots as tasks: each sends its next message when its last one is confirmed."""
 
     async def prepare(self, count: int) -> None:
-        self.slots = super_stream_wire.slots(bodies(count), self.kind.partitions, self.kind.tasks)
+        self.messages = super_stream_wire.slots(
+            bodies(count), self.kind.partitions, self.kind.tasks
+        )
 
     async def run(self) -> int:
         return super_stream_wire.publish_slots(
-            self.connections[0], self.slots, self.kind.partitions
+            self.connections[0], self.messages, self.kind.partitions
         )
 
 
 class Consume(Super):
     """A subscription for each partition."""
-
-    async def prepare(self, count: int) -> None:
-        self.count = count
 
     async def run(self) -> int:
         for number, partition in enumerate(self.partitions):
@@ -81,6 +76,4 @@ class Consume(Super):
 
 
 def make(kind: Kind, target: Target) -> Work:
-    if kind.stored:
-        return Consume(target, kind)
-    return Tasks(target, kind) if kind.tasks > 1 else Publish(target, kind)
+    return (Consume if kind.stored else Tasks if kind.tasks > 1 else Publish)(kind, target)

@@ -23,9 +23,8 @@ class Client(Work):
     :ivar options: additional arguments for the client.
     """
 
-    def __init__(self, target: Target, kind: Kind, amqp: bool = True, **options: Any) -> None:
-        super().__init__(target)
-        self.kind = kind
+    def __init__(self, kind: Kind, target: Target, amqp: bool = True, **options: Any) -> None:
+        super().__init__(kind, target)
         self.amqp = amqp
         self.options = options
         self.stack = AsyncExitStack()
@@ -60,25 +59,20 @@ class Single(Client):
         return {}
 
     async def prepare(self, count: int) -> None:
-        kind = self.kind
-        self.bodies: list[Any] = bodies(count, kind.body)
-        if kind.value:
-            message = MESSAGES[kind.value]
-            self.bodies = [
-                context(kind.value) if message.app_properties else message.body
-                for _ in range(count)
+        await super().prepare(count)
+        if value := self.kind.value:
+            message = MESSAGES[value]
+            self.messages = [
+                context(value) if message.app_properties else message.body for _ in range(count)
             ]
 
     async def run(self) -> int:
         send = self.publisher.send
         count = 0
-        for body in self.bodies:
+        for body in self.messages:
             await send(body)
             count += 1
         return count
-
-    async def finish(self) -> None:
-        self.bodies = []
 
 
 class Gaps(Single):
@@ -88,7 +82,7 @@ class Gaps(Single):
         send = self.publisher.send
         gap = self.kind.at / 1e6
         count = 0
-        for body in self.bodies:
+        for body in self.messages:
             await send(body)
             count += 1
             end = perf_counter() + gap
@@ -102,7 +96,7 @@ class Window(Single):
         return {'max_unconfirmed': self.kind.window}
 
     async def run(self) -> int:
-        return await self.publisher.send_many(self.bodies)
+        return await self.publisher.send_many(self.messages)
 
 
 class SubEntries(Window):
@@ -115,10 +109,10 @@ class Tasks(Single):
 
     async def run(self) -> int:
         tasks = self.kind.tasks
-        part = len(self.bodies) // tasks
+        part = len(self.messages) // tasks
         async with asyncio.TaskGroup() as group:
             for i in range(tasks):
-                group.create_task(self.each(self.bodies[i * part : (i + 1) * part]))
+                group.create_task(self.each(self.messages[i * part : (i + 1) * part]))
         return part * tasks
 
     async def each(self, data: list[bytes]) -> None:
@@ -141,10 +135,10 @@ class Publishers(Single):
         ]
 
     async def run(self) -> int:
-        part = len(self.bodies) // len(self.publishers)
+        part = len(self.messages) // len(self.publishers)
         counts = await asyncio.gather(
             *(
-                publisher.send_many(self.bodies[i * part : (i + 1) * part])
+                publisher.send_many(self.messages[i * part : (i + 1) * part])
                 for i, publisher in enumerate(self.publishers)
             )
         )
@@ -155,13 +149,13 @@ class Repeat(Single):
     """Send the same messages repeatedly: more than fit in memory."""
 
     async def prepare(self, count: int) -> None:
-        self.left = count
-        self.bodies = bodies(min(count, REPEATED))
+        self.count = count
+        self.messages = bodies(min(count, REPEATED))
 
     async def run(self) -> int:
         count = 0
-        while left := self.left - count:
-            count += await self.publisher.send_many(self.bodies[:left])
+        while left := self.count - count:
+            count += await self.publisher.send_many(self.messages[:left])
         return count
 
 
@@ -175,28 +169,25 @@ class Batch(Client):
     async def prepare(self, count: int) -> None:
         data = bodies(count)
         size = self.kind.size
-        self.batches = [data[i : i + size] for i in range(0, count, size)]
+        self.messages = [data[i : i + size] for i in range(0, count, size)]
 
     async def run(self) -> int:
         batch = self.publisher.batch
         flush = self.publisher.flush
         count = 0
-        for data in self.batches:
+        for data in self.messages:
             for body in data:
                 batch(body)
             await flush()
             count += len(data)
         return count
 
-    async def finish(self) -> None:
-        self.batches = []
-
 
 class Consume(Client):
     """Several subscriptions at the same time, each of which consumes the whole stream."""
 
-    def __init__(self, target: Target, kind: Kind, **options: Any) -> None:
-        super().__init__(target, kind, **options)
+    def __init__(self, kind: Kind, target: Target, **options: Any) -> None:
+        super().__init__(kind, target, **options)
         assert kind.stored is not None
         self.stored = kind.stored
         self.subscriptions: list[rbs.Subscription] = []
@@ -329,7 +320,7 @@ READ = {'bodies': Consume, 'batches': ConsumeBatches, 'messages': ConsumeMessage
 
 def make(kind: Kind, target: Target, read: str = 'bodies', **options: Any) -> Work:
     if not kind.stored:
-        return MAKE[kind.work](target, kind, **options)
+        return MAKE[kind.work](kind, target, **options)
     if kind.stored.value and MESSAGES[kind.stored.value].app_properties:
         read = 'messages'  # iterating over bodies does not read properties
-    return READ[read](target, kind, **options)
+    return READ[read](kind, target, **options)

@@ -59,5 +59,5 @@ class MergedBatches(Merged):
 
 def make(kind: Kind, target: Target, read: str = 'bodies') -> Work:
     if kind.stored:
-        return (MergedBatches if read == 'batches' else Merged)(target, kind)
-    return (SuperTasks if kind.work == 'tasks' else SuperWindow)(target, kind)
+        return (MergedBatches if read == 'batches' else Merged)(kind, target)
+    return (SuperTasks if kind.work == 'tasks' else SuperWindow)(kind, target)

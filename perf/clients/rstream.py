@@ -25,30 +25,27 @@ def account(uri: str) -> dict[str, Any]:
 class Publish(Work):
     """Send batches, each as soon as the window has capacity for it."""
 
-    def __init__(self, target: Target, kind: Kind) -> None:
-        super().__init__(target)
-        self.size = kind.size
-        self.window = kind.window
-        self.body = kind.body
+    def __init__(self, kind: Kind, target: Target) -> None:
+        super().__init__(kind, target)
         self.pending = 0  # messages
         self.limit = 0
         self.waiter: asyncio.Future[None] | None = None
-        self.batches: list[list[AMQPMessage]] = []
 
     async def open(self) -> None:
         self.producer = Producer(**account(self.target.address))
         await self.producer.start()
 
     async def prepare(self, count: int) -> None:
-        messages = [AMQPMessage(body=body) for body in bodies(count, self.body)]
-        self.batches = [messages[i : i + self.size] for i in range(0, count, self.size)]
+        size = self.kind.size
+        messages = [AMQPMessage(body=body) for body in bodies(count, self.kind.body)]
+        self.messages = [messages[i : i + size] for i in range(0, count, size)]
 
     async def run(self) -> int:
         send_batch = self.producer.send_batch
         stream = self.target.stream
-        limit = self.window - self.size
+        limit = self.kind.window - self.kind.size
         count = 0
-        for batch in self.batches:
+        for batch in self.messages:
             await self.settled(limit)
             self.pending += len(batch)
             await send_batch(stream, batch, on_publish_confirm=self.on_confirm)
@@ -73,9 +70,6 @@ class Publish(Work):
         elif self.pending <= self.limit:
             waiter.set_result(None)
 
-    async def finish(self) -> None:
-        self.batches = []
-
     async def close(self) -> None:
         await self.producer.close()
 
@@ -83,16 +77,11 @@ class Publish(Work):
 class Single(Publish):
     """Several tasks, each awaiting its own confirms."""
 
-    def __init__(self, target: Target, kind: Kind) -> None:
-        super().__init__(target, kind)
-        self.tasks = kind.tasks
-        self.messages: list[AMQPMessage] = []
-
     async def prepare(self, count: int) -> None:
-        self.messages = [AMQPMessage(body=body) for body in bodies(count, self.body)]
+        self.messages = [AMQPMessage(body=body) for body in bodies(count, self.kind.body)]
 
     async def run(self) -> int:
-        parts = [self.each(self.messages[i :: self.tasks]) for i in range(self.tasks)]
+        parts = [self.each(self.messages[i :: self.kind.tasks]) for i in range(self.kind.tasks)]
         if len(parts) == 1:
             return await parts[0]
         return sum(await asyncio.gather(*parts))
@@ -106,9 +95,6 @@ class Single(Publish):
             count += 1
         return count
 
-    async def finish(self) -> None:
-        self.messages = []
-
 
 def make(kind: Kind, target: Target) -> Work:
-    return (Single if kind.work in ('single', 'tasks') else Publish)(target, kind)
+    return (Single if kind.work in ('single', 'tasks') else Publish)(kind, target)

@@ -19,10 +19,6 @@ CREDIT = 10  # chunks; rstream's default
 
 
 class Consume(Work):
-    def __init__(self, target: Target, size: int) -> None:
-        super().__init__(target)
-        self.size = size
-
     async def open(self) -> None:
         self.consumer = Consumer(**account(self.target.address))
         await self.consumer.start()
@@ -50,7 +46,7 @@ class Consume(Work):
 
     async def finish(self) -> None:
         await self.consumer.unsubscribe(self.subscription)
-        if self.done.result() != numbered(self.count - 1, self.size):
+        if self.done.result() != numbered(self.count - 1, self.kind.body):
             raise ValueError(f'message {self.count - 1} has the body {self.done.result()[:50]!r}')
 
     async def close(self) -> None:
@@ -58,5 +54,4 @@ class Consume(Work):
 
 
 def make(kind: Kind, target: Target) -> Work:
-    assert kind.stored is not None
-    return Consume(target, kind.stored.size)
+    return Consume(kind, target)

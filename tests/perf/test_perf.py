@@ -648,7 +648,7 @@ def test_measure_times_only_run() -> None:
 
         async def close(self) -> None: ...
 
-    found = asyncio.run(worker.measure(Recorder(Target('', ''))))
+    found = asyncio.run(worker.measure(Recorder(lanes.KINDS['single'], Target('', ''))))
     assert seen == ['run', 'finish']
     assert found['count'] == 5
     assert found['begun'] <= found['ended'] < found['begun'] + 1
