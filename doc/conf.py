@@ -11,7 +11,7 @@ from sphinx.util.inspect import TypeAliasForwardRef
 from rbfly import __version__
 
 DOC = Path(__file__).resolve().parent
-sys.path.append(str(DOC.parent))  # of the benchmark, which writes pages
+sys.path.append(str(DOC.parent))  # of the benchmark and the proofs, which write pages
 
 project = 'RbFly'
 author = 'the RbFly developers'
@@ -76,17 +76,20 @@ def hide_overloads() -> None:
 
 
 def write_results(app: Sphinx) -> None:
-    """Write the pages of benchmark and proofs, unless they are newer than the results."""
-    from perf import report
+    """Write the pages of benchmark and proofs, unless they are newer than results and code."""
+    import perf.report
+    import proofs.page
 
-    for folder, pattern, page in (
-        ('perf', '*.jsonl.xz', 'performance.rst'),
-        ('proofs', '*.json', 'proofs.rst'),
+    for module, pattern, name in (
+        (perf.report, 'perf/*.jsonl.xz', 'performance.rst'),
+        (proofs.page, 'proofs/*.json', 'proofs.rst'),
     ):
-        results = sorted((DOC / '_static' / folder).glob(pattern))
-        newest = max(path.stat().st_mtime for path in [*results, *map(Path, report.SOURCES)])
-        if not (DOC / page).exists() or (DOC / page).stat().st_mtime < newest:
-            report.write(results, DOC)
+        results = sorted((DOC / '_static').glob(pattern))
+        sources = Path(module.__file__ or '').parent.glob('*.py')
+        newest = max(path.stat().st_mtime for path in (*results, *sources))
+        page = DOC / name
+        if not page.exists() or page.stat().st_mtime < newest:
+            module.write(results, DOC)
 
 
 def setup(app: Sphinx) -> None:

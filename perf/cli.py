@@ -2,16 +2,14 @@
 
 import argparse
 import contextlib
-import random
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from brokers import BrokerError, RabbitMQ
+from brokers import RabbitMQ
 from brokers import cli as brokers
 
-from . import broker_address, environment, lanes, proofs
+from . import broker_address, environment, lanes
 from .results import ResultsError, read
 from .runs import (
     QUICK_ROUNDS,
@@ -20,7 +18,6 @@ from .runs import (
     do_run,
     results_folder,
     say,
-    terminated,
 )
 
 EPILOG = """\
@@ -33,14 +30,9 @@ examples:
   python -m perf compare old.jsonl.xz new.jsonl.xz
   python -m perf report run.jsonl.xz         write doc/performance.rst
   python -m perf instructions                count the codec's instructions with valgrind
-  python -m perf prove publish-cuts          cut connections and check that nothing is lost
 
 Set RBFLY_URI and RBFLY_KAFKA to use running brokers; otherwise brokers are started on loopback.
 """
-
-
-# Allowed values for settings of proofs.
-CHOICES = {'on': ('rabbitmq', 'memory'), 'how': ('pause', 'partition', 'roll')}
 
 
 def words(text: str) -> list[str]:
@@ -157,35 +149,12 @@ def parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser(
         'report',
-        help='write the pages of the documentation from result files',
+        help='write a page of the documentation from result files',
         description=do_report.__doc__,
     )
     report.set_defaults(func=do_report)
     report.add_argument('files', type=Path, nargs='+', metavar='FILE')
     report.add_argument('--out', type=Path, metavar='FOLDER', help='default: doc')
-
-    prove = commands.add_parser(
-        'prove',
-        help='prove that faults neither lose nor duplicate messages',
-        description=do_prove.__doc__,
-        epilog=proofs_listed(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    prove.set_defaults(func=do_prove)
-    prove.add_argument('proof', nargs='?', metavar='NAME', help='default: list all proofs')
-    prove.add_argument(
-        '--seed', type=int, metavar='S', help='seed of all random choices; default: random'
-    )
-    for name, about in proofs.SETTINGS.items():
-        if name == 'unnamed':
-            prove.add_argument('--unnamed', action='store_true', default=None, help=about)
-        elif name in ('by', 'doing'):
-            prove.add_argument(f'--{name}', metavar='HOW', help=about)
-        elif name in CHOICES:
-            prove.add_argument(f'--{name}', choices=CHOICES[name], help=about)
-        else:
-            prove.add_argument(f'--{name}', type=at_least_one, metavar='N', help=about)
-    prove.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON)')
 
     listing = commands.add_parser(
         'list',
@@ -252,59 +221,15 @@ def do_instructions(args: argparse.Namespace) -> int:
     return 0
 
 
-def proofs_listed() -> str:
-    lines = ['proofs and their default settings:']
-    for proof in proofs.PROOFS.values():
-        lines.append(f'  {proof.name:16} {proof.title}')
-        used = [f'--{name} {value}' for name, value in proof.settings.items() if value is not False]
-        lines.append(f'  {"":16} {" ".join(used)}')
-    return '\n'.join(lines)
-
-
-def do_prove(args: argparse.Namespace) -> int:
-    """Run a proof on a broker of its own; the exit status is 0 if all its claims hold."""
-    if args.proof is None:
-        print(proofs_listed())
-        return 0
-    proof = proofs.PROOFS.get(args.proof)
-    if proof is None:
-        raise CommandError(f'unknown proof {args.proof}; known are {", ".join(proofs.PROOFS)}')
-    settings = {
-        name: value for name in proofs.SETTINGS if (value := getattr(args, name)) is not None
-    }
-    if unknown := [name for name in settings if name not in proof.settings]:
-        raise CommandError(f'proof {proof.name} has no setting --{unknown[0]}')
-    for name in ('rbfly', 'uvloop'):
-        if lanes.version(name) is None:
-            raise CommandError(f'{name} is not installed; {lanes.INSTALL}')
-    from .proofs import main
-    from .proofs.run import Run, default_path
-
-    seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
-    run = Run(proof, seed, **settings)
-    path = args.out or default_path(results_folder(), proof.name)
-    print(f'to repeat: {run.command}', flush=True)
-    signal.signal(signal.SIGTERM, terminated)
-    try:
-        main.run(run, path)
-    except BrokerError as ex:
-        raise CommandError(str(ex)) from None
-    for line in run.summary():
-        print(line)
-    say(f'stored: {path}')
-    return 0 if run.holds else 1
-
-
 def do_report(args: argparse.Namespace) -> int:
-    """Write performance.rst and proofs.rst from result files only."""
+    """Write performance.rst from result files only."""
     from . import report
 
     try:
         written = report.write(args.files, args.out or environment.folder() / 'doc')
     except report.ReportError as ex:
         raise CommandError(str(ex)) from None
-    for path in written:
-        print(path)
+    print(written)
     return 0
 
 

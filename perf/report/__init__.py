@@ -1,32 +1,23 @@
-"""The report: pages of the documentation, created from result files only."""
+"""The report: a page of the documentation, created from result files only."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import page, proofs
+from . import page
 from .model import Report, ReportError
 
-__all__ = ['SOURCES', 'Report', 'ReportError', 'write']
-
-SOURCES = tuple(Path(__file__).parent.glob('*.py'))  # of the pages
+__all__ = ['Report', 'ReportError', 'write']
 
 
-def write(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Write the pages; return the files written.
+def write(paths: Sequence[Path], folder: Path) -> Path:
+    """Write the page into a source folder of the documentation; return its path.
 
-    :param paths: result files of proofs (`.json`) and of the benchmark; if two of them measured
-        the same kind of work, the report shows the later results.
-    :param out: source folder of the documentation.
+    :param paths: result files; if two of them measured the same kind of work, the report shows the
+        later results.
     :raises ReportError: no lane has results.
     """
-    proven = [path for path in paths if path.suffix == '.json']
-    measured = [path for path in paths if path.suffix != '.json']
-    pages = {}
-    if proven:
-        pages[out / 'proofs.rst'] = proofs.compose(proofs.read(proven))
-    if measured:
-        pages[out / 'performance.rst'] = page.compose(Report.read(measured))
-    out.mkdir(parents=True, exist_ok=True)
-    for path, text in pages.items():
-        path.write_text(text, encoding='utf-8')
-    return list(pages)
+    text = page.compose(Report.read(paths))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / 'performance.rst'
+    path.write_text(text, encoding='utf-8')
+    return path

@@ -1,0 +1,104 @@
+"""A super stream in a soak: published by key, and read as one subscription."""
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+
+import rbfly.streams as rbs
+
+from ..checker import key_of, keys_unordered, misplaced
+from ..history import CONFIRMED, History
+from ..test_bed import body
+from .activity import CONFIRM, MESSAGES, SHARE, Activity
+
+PARTITIONS = 4
+
+
+class SuperStream(Activity):
+    """Publishes by key with a name, and reads all partitions with one subscription.
+
+    :ivar found: numbers read from each partition.
+    :ivar next: offset of the next message of each partition.
+    :ivar stored: numbers and offsets in each partition at the end.
+    """
+
+    label = 'super stream'
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        name, self.partitions = await stack.enter_async_context(self.bed.super_stream(PARTITIONS))
+        self.sent = History(self.label, name, True, MESSAGES)
+        self.found = {partition: array('q') for partition in self.partitions}
+        self.next = dict.fromkeys(self.partitions, 0)
+        self.background = [self.read]
+
+    async def once(self) -> None:
+        await self.publish(self.random.randrange(1, 20), SHARE)
+
+    async def publish(self, times: int, limit: int) -> None:
+        """Send messages with a new publisher, until a call fails."""
+        sent = self.sent
+        async with self.scene.client.super_stream(sent.stream).publisher(
+            name='super', route=rbs.by_hash(key_of)
+        ) as publisher:
+            for _ in range(times):
+                numbers = sent.take(30, limit)
+                if self.random.random() < 0.5:
+                    await publisher.send_many(map(body, numbers), timeout=CONFIRM)
+                    sent.note(numbers, CONFIRMED)
+                    continue
+                sends = (publisher.send(body(number), timeout=CONFIRM) for number in numbers)
+                errors = await asyncio.gather(*sends, return_exceptions=True)
+                for number, error in zip(numbers, errors, strict=True):
+                    sent.note([number], self.outcome(error))
+                if failed := [error for error in errors if error is not None]:
+                    raise failed[0]
+
+    async def read(self) -> None:
+        async def read() -> None:
+            try:
+                async with self.scene.client.super_stream(self.sent.stream).subscribe(
+                    offset={name: rbs.Offset.offset(offset) for name, offset in self.next.items()}
+                ) as subscription:
+                    async for message in subscription.messages():
+                        self.receive(message)
+            except rbs.StreamDoesNotExist:
+                self.wrong('existing super stream reported as missing')
+                raise
+
+        await self.repeat(read)
+
+    def receive(self, message: rbs.MessageCtx) -> None:
+        assert message.stream is not None
+        if message.stream_offset < self.next[message.stream]:
+            self.wrong('super stream: offset out of turn')
+        self.next[message.stream] = message.stream_offset + 1
+        assert isinstance(message.body, bytes)
+        self.found[message.stream].append(int(message.body))
+        self.scene.progress()
+
+    async def calm(self) -> None:
+        """Check that publishing succeeds, and that every partition is read to its end."""
+        await self.publish(20, MESSAGES)
+        self.stored = {name: await self.bed.stored(name) for name in self.partitions}
+        with suppress(TimeoutError):
+            await self.until(self.reached())
+
+    def reached(self) -> Callable[[], bool]:
+        """A function that tells whether the readers have received everything."""
+        wanted = {name: numbers for name, (numbers, _) in self.stored.items()}
+        return lambda: self.found == wanted
+
+    async def check(self) -> None:
+        """Compare what is stored with the outcomes of the calls, and with what was read."""
+        stored = [numbers for numbers, _ in self.stored.values()]
+        self.compare(self.sent, sorted(number for part in stored for number in part))
+        for wrong in filter(None, (misplaced(stored), keys_unordered(stored))):
+            self.wrong(f'{self.label}: {wrong}')
+        if CONFIRMED not in self.sent.outcomes:
+            self.wrong(f'{self.label}: nothing confirmed')
+        self.check_read()
+
+    def check_read(self) -> None:
+        if not self.reached()():
+            self.wrong('super stream: messages read differ from stored messages')
