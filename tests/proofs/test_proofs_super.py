@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perf.spread import partition_of
+from perf.super_stream_wire import partition_of
 from proofs.checker import keys_unordered, misplaced
 from tests.proofs.short_runs import Beds, beds, holds, run_in_memory
 
