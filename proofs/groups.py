@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 import rbfly.streams as rbs
 
 from .active_periods import CLAIMS, Fault, Timeline, causes, gaps
-from .checker import ORDER, described, key_of, keys_unordered, misplaced, violations
+from .checker import described, key_of, keys_unordered, misplaced, violations
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
-from .history import CONFIRMED, History
+from .history import CONFIRMED, History, Messages
 from .publish import NAME
 from .run import Run
-from .test_bed import Bed, ClusterBed, Stored, body
+from .test_bed import Bed, ClusterBed, body
 
 RATE = 500  # messages per second
 BATCH = 50
@@ -203,7 +203,8 @@ async def group_churn(run: Run, bed: Bed) -> None:
                 await team.thaw()
                 stored = {name: await bed.stored(name) for name in partitions}
                 count = sum(len(numbers) for numbers, _ in stored.values())
-                await read_to_end(run, team, count, partitions)
+                if not await run.reach(count, team.received, READ):
+                    run.found['stuck'] = await team.describe(partitions)
                 end = time.monotonic()
                 codes = await team.end()
             finally:
@@ -230,28 +231,15 @@ async def publish(run: Run, bed: Bed, stream: str, end: float) -> History:
     return history
 
 
-async def read_to_end(run: Run, team: Team, count: int, partitions: Sequence[str]) -> None:
-    """Wait until the members have received so many messages, or make no progress."""
-    last = -1
-    limit = time.monotonic() + READ
-    while last < count and time.monotonic() < limit:
-        if (now := team.received()) > last:
-            last, limit = now, time.monotonic() + READ
-        run.done += 1
-        await asyncio.sleep(TICK)
-    if last < count:
-        run.found['stuck'] = await team.describe(partitions)
-
-
 def check_stored(run: Run, history: History, stored: Sequence['array[int]']) -> None:
     """Check that what was published is stored once, and each key in order."""
-    wrong = violations(history, [number for part in stored for number in part])
-    wrong.pop(ORDER, None)  # only that of each key matters
+    numbers = [number for part in stored for number in part]
+    wrong = violations(history, numbers, ordered=False)
     run.check('every message is stored once', not wrong, described(wrong) or f'{history.next:,}')
     run.check_none('keys are in order', misplaced(stored) or keys_unordered(stored))
 
 
-def check_group(run: Run, team: Team, stored: dict[str, Stored], end: float) -> None:
+def check_group(run: Run, team: Team, stored: dict[str, Messages], end: float) -> None:
     """Check the messages that the members have received, and when they were active."""
     histories = [sorted(member.records, key=lambda item: item.time) for member in team.all]
     losing = [item for item in team.faults if item.kind in LOSING]

@@ -1,7 +1,12 @@
-"""The history of one publisher's messages: who sent what and when, and what the calls reported."""
+"""The history of messages: what was sent and confirmed, what was delivered, and what is stored.
+
+Messages have numbers, which are their bodies.
+"""
 
 from array import array
 from collections.abc import Callable, Iterable
+
+Messages = tuple['array[int]', 'array[int]']  # numbers and offsets, in the order of a stream
 
 UNSENT, UNKNOWN, CONFIRMED, REFUSED = range(4)
 
@@ -58,3 +63,26 @@ class History:
         for number in numbers:
             self.outcomes[number] = outcome
             self.returned[number] = epoch
+
+
+class Delivery:
+    """What one reader has received.
+
+    :ivar messages: from each stream, in order.
+    """
+
+    def __init__(self) -> None:
+        self.messages: dict[str, Messages] = {}
+        self.count = 0
+
+    def receive(self, stream: str, offset: int, number: int) -> None:
+        found = self.messages.get(stream)
+        if found is None:
+            found = self.messages[stream] = array('q'), array('q')
+        found[0].append(number)
+        found[1].append(offset)
+        self.count += 1
+
+    def next(self, stream: str) -> int:
+        """The offset after that of the last message."""
+        return self.messages[stream][1][-1] + 1 if stream in self.messages else 0

@@ -18,11 +18,11 @@ from perf import spread, wire
 from rbfly.testing import StreamBroker
 from rbfly.testing.stream import Subscription
 
+from .history import Messages
 from .run import ProofError
 
 T = TypeVar('T')
 Faults = dict[str, Callable[[], Awaitable[Any]]]
-Stored = tuple['array[int]', 'array[int]']  # numbers and offsets
 
 ANSWER = 60.0  # seconds to create or delete a super stream of many partitions
 SETTLED = 60.0  # seconds to elect a leader and to restore replicas
@@ -106,7 +106,7 @@ class Bed:
 
         await self.ask(publish, stream)
 
-    async def stored(self, stream: str) -> Stored:
+    async def stored(self, stream: str) -> Messages:
         """Read the numbers and offsets of the messages that a stream's leader has stored."""
         return await self.ask(partial(read_stored, stream), stream)
 
@@ -155,7 +155,7 @@ class Bed:
         """End all faults that still last."""
 
 
-def read_stored(stream: str, connection: wire.Connection) -> Stored:
+def read_stored(stream: str, connection: wire.Connection) -> Messages:
     """Read the numbers and offsets of the messages in a stream."""
     numbers, offsets = array('q'), array('q')
     stats = connection.stats(stream)

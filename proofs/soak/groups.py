@@ -1,7 +1,7 @@
 """A consumer group in a soak: its members join and leave while messages are published by key."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import rbfly.streams as rbs
@@ -80,9 +80,9 @@ class Groups(SuperStream):
             reading.cancel()
             await asyncio.wait([reading])
 
-    def reached(self) -> Callable[[], bool]:
+    def all_read(self) -> bool:
         wanted = {name: set(numbers) for name, (numbers, _) in self.stored.items() if numbers}
-        return lambda: self.received == wanted
+        return self.received == wanted
 
     def check_read(self) -> None:
         faults = [item for item in self.scene.faults if item.kind in LOSING]
