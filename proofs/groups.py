@@ -305,8 +305,7 @@ def check_gaps(run: Run, team: Team, lines: Sequence[Timeline], end: float) -> N
             if seconds > max(LIMITS[kind] for kind in kinds) + 3 * team.stranded:
                 late.append(f'{line.partition}: {seconds:.1f} s after {", ".join(kinds)}')
     run.check_none(
-        'each partition has an active member again in time',
-        late and f'{len(late)} late; {late[0]}',
+        'each partition has an active member again in time', late and f'{len(late)} late; {late[0]}'
     )
     run.check('each partition has an active member', all(line.periods for line in lines))
     for cause in LIMITS:

@@ -26,12 +26,7 @@ class History:
     """
 
     def __init__(
-        self,
-        label: str,
-        stream: str,
-        named: bool,
-        total: int,
-        epoch: Callable[[], int] = lambda: 0,
+        self, label: str, stream: str, named: bool, total: int, epoch: Callable[[], int] = lambda: 0
     ) -> None:
         self.label = label
         self.stream = stream

@@ -132,10 +132,7 @@ def check_stored(run: Run, history: History, stored: Sequence['array[int]']) -> 
 async def super_links(run: Run, bed: Bed) -> None:
     """Open a publisher and a subscription with many partitions, and leave them idle."""
     count = run['partitions']
-    async with (
-        bed.super_stream(FEW) as (few, parts),
-        bed.super_stream(count) as (many, all_parts),
-    ):
+    async with bed.super_stream(FEW) as (few, parts), bed.super_stream(count) as (many, all_parts):
         await bed.ask(lambda connection: write(connection, [*parts, *all_parts]))
         for what in OPENS:
             run.done += 1

@@ -235,12 +235,7 @@ class ClusterBed(Bed):
         return more.index(max(more))
 
     async def leader(
-        self,
-        stream: str,
-        *,
-        replicated: bool = False,
-        not_node: int = -1,
-        within: float = SETTLED,
+        self, stream: str, *, replicated: bool = False, not_node: int = -1, within: float = SETTLED
     ) -> int:
         """Wait for a stream to have a leader; return the number of the leader's node.
 
