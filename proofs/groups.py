@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,12 @@ from tempfile import TemporaryDirectory
 import rbfly.streams as rbs
 
 from .active_periods import CLAIMS, Fault, Timeline, causes, gaps
-from .checker import described, key_of, keys_unordered, misplaced, violations
+from .checker import key_of
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
 from .history import CONFIRMED, History, Messages
 from .publish import NAME
 from .run import Run
+from .super_streams import check_stored
 from .test_bed import Bed, ClusterBed, body
 
 RATE = 500  # messages per second
@@ -199,7 +199,7 @@ async def group_churn(run: Run, bed: Bed) -> None:
                 async with asyncio.TaskGroup() as tasks:
                     loading = tasks.create_task(publish(run, bed, stream, end))
                     tasks.create_task(team.disturb(partitions, end))
-                bed.heal()
+                await bed.call('heal')
                 await team.thaw()
                 stored = {name: await bed.stored(name) for name in partitions}
                 count = sum(len(numbers) for numbers, _ in stored.values())
@@ -229,14 +229,6 @@ async def publish(run: Run, bed: Bed, stream: str, end: float) -> History:
             run.done = history.next
             await asyncio.sleep(BATCH / RATE)
     return history
-
-
-def check_stored(run: Run, history: History, stored: Sequence['array[int]']) -> None:
-    """Check that what was published is stored once, and each key in order."""
-    numbers = [number for part in stored for number in part]
-    wrong = violations(history, numbers, ordered=False)
-    run.check('every message is stored once', not wrong, described(wrong) or f'{history.next:,}')
-    run.check_none('keys are in order', misplaced(stored) or keys_unordered(stored))
 
 
 def check_group(run: Run, team: Team, stored: dict[str, Messages], end: float) -> None:

@@ -135,7 +135,7 @@ async def disturb(scene: Scene, movable: Sequence[str], clocks: bool) -> None:
             made[name] += 1
     finally:
         time.time = clock
-        bed.heal()
+        await bed.call('heal')
         run.found['faults injected'] = dict(sorted(made.items()))
 
 
