@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 import rbfly.streams as rbs
 
-from .active_periods import CLAIMS, Fault, Timeline, causes, gaps
+from .active_periods import CLAIMS, Timeline, causes, gaps
 from .checker import key_of
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
-from .history import CONFIRMED, History, Messages
+from .history import CONFIRMED, Fault, History, Messages
 from .publish import NAME
 from .run import Run
 from .super_streams import check_stored

@@ -1,10 +1,11 @@
-"""The history of messages: what was sent and confirmed, what was delivered, and what is stored.
+"""The history of a run: what was sent, confirmed, delivered and stored, and which faults occurred.
 
 Messages have numbers, which are their bodies.
 """
 
 from array import array
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 Messages = tuple['array[int]', 'array[int]']  # numbers and offsets, in the order of a stream
 
@@ -81,3 +82,32 @@ class Delivery:
     def next(self, stream: str) -> int:
         """The offset after that of the last message."""
         return self.messages[stream][1][-1] + 1 if stream in self.messages else 0
+
+
+class Record(NamedTuple):
+    """What a member of a group has noted.
+
+    :ivar kind: `message`: delivered; `stored`: the member has sent this offset to the broker;
+        `active`, `inactive`, `late`, `moved`, `lost`: events of the client; `error`: the iteration
+        has raised one; `joins`: it can be asked to leave; `left`: the process ends in order; or an
+        action of the proof on the process: `leaves`, `frozen`, `thawed`, `killed`.
+    :ivar partition: '' for all.
+    """
+
+    time: float
+    kind: str
+    partition: str = ''
+    offset: int = 0
+    number: int = 0
+
+
+class Fault(NamedTuple):
+    """A fault of the brokers, or of a member.
+
+    :ivar partition: '' for all.
+    """
+
+    begin: float
+    end: float
+    kind: str
+    partition: str = ''

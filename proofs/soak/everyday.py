@@ -24,14 +24,15 @@ SLOW = f'call of more than {2 * CONFIRM:.0f} s'
 async def by_send(publisher: rbs.Publisher, history: History) -> bool:
     """Send from many tasks, some of which soon give up; return whether the publisher is usable."""
     numbers = history.take(30)
-    sends = (publisher.send(body(i), timeout=CONFIRM if i % 5 else IMPATIENT) for i in numbers)
-    usable = True
-    errors = await asyncio.gather(*sends, return_exceptions=True)
-    for number, error in zip(numbers, errors, strict=True):
-        history.note([number], Activity.outcome(error))
-        if not (error is None or isinstance(error, rbs.PublishError)):
-            usable = usable and not number % 5 and isinstance(error, rbs.ConfirmTimeout)
-    return usable
+    errors = await Activity.send_each(
+        publisher, history, numbers, lambda number: CONFIRM if number % 5 else IMPATIENT
+    )
+    return all(
+        error is None
+        or isinstance(error, rbs.PublishError)
+        or (not number % 5 and isinstance(error, rbs.ConfirmTimeout))
+        for number, error in zip(numbers, errors, strict=True)
+    )
 
 
 async def by_flush(publisher: rbs.Publisher, history: History) -> bool:

@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
-from ..active_periods import NOT_AFTER, NOT_AGAIN, Record, Timeline
+from ..active_periods import NOT_AFTER, NOT_AGAIN, Timeline
 from ..group_members import Note, note_events, options, read
+from ..history import Record
 from .activity import CONFIRM
 from .super_stream import SuperStream
 

@@ -1,6 +1,5 @@
 """A super stream in a soak: published by key, and read as one subscription."""
 
-import asyncio
 from contextlib import AsyncExitStack, suppress
 
 import rbfly.streams as rbs
@@ -43,12 +42,8 @@ class SuperStream(Activity):
                     await publisher.send_many(map(body, numbers), timeout=CONFIRM)
                     sent.note(numbers, CONFIRMED)
                     continue
-                sends = (publisher.send(body(number), timeout=CONFIRM) for number in numbers)
-                errors = await asyncio.gather(*sends, return_exceptions=True)
-                for number, error in zip(numbers, errors, strict=True):
-                    sent.note([number], self.outcome(error))
-                if failed := [error for error in errors if error is not None]:
-                    raise failed[0]
+                for error in filter(None, await self.send_each(publisher, sent, numbers)):
+                    raise error
 
     async def read(self) -> None:
         async def read() -> None:
