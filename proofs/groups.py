@@ -8,13 +8,10 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import rbfly.streams as rbs
-
 from .active_periods import CLAIMS, Timeline, causes, gaps
-from .checker import key_of
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
 from .history import CONFIRMED, Fault, History, Messages
-from .publish import NAME
+from .publish import NAME, publisher_to
 from .run import Run
 from .super_streams import check_stored
 from .test_bed import Bed, ClusterBed, body
@@ -218,10 +215,7 @@ async def group_churn(run: Run, bed: Bed) -> None:
 async def publish(run: Run, bed: Bed, stream: str, end: float) -> History:
     """Publish at a steady rate; return what was confirmed."""
     history = History('', stream, True, run['seconds'] * RATE + BATCH)
-    async with (
-        rbs.streams_client(bed.uris, connection_name='proof') as client,
-        client.super_stream(stream).publisher(name=NAME, route=rbs.by_hash(key_of)) as publisher,
-    ):
+    async with publisher_to(bed, stream, NAME, by_key=True) as publisher:
         while time.monotonic() < end:
             numbers = history.take(BATCH)
             await publisher.send_many(map(body, numbers))

@@ -7,7 +7,7 @@ from typing import Any
 
 import rbfly.streams as rbs
 
-from .checker import LOST, ORDER, REFUSED_STORED, TWICE, described, unordered_by, violations
+from .checker import LOST, ORDER, REFUSED_STORED, TWICE, described, key_of, unordered_by, violations
 from .fault_injection import FaultInjection, Gate
 from .history import CONFIRMED, REFUSED, UNKNOWN, History
 from .run import ProofError, Run
@@ -121,14 +121,21 @@ class Sender:
 
 @asynccontextmanager
 async def publisher_to(
-    bed: Bed, stream: str, name: str | None = None, **options: Any
-) -> AsyncIterator[rbs.Publisher]:
-    """Open a client with a publisher."""
-    async with (
-        rbs.streams_client(bed.uris, connection_name='proof') as client,
-        client.publisher(stream, name=name, **options) as publisher,
-    ):
-        yield publisher
+    bed: Bed, stream: str, name: str | None = None, *, by_key: bool = False, **options: Any
+) -> AsyncIterator[Any]:
+    """Open a client with a publisher.
+
+    :param by_key: publish to a super stream, by key.
+    """
+    async with rbs.streams_client(bed.uris, connection_name='proof') as client:
+        if by_key:
+            opening: Any = client.super_stream(stream).publisher(
+                name=name, route=rbs.by_hash(key_of)
+            )
+        else:
+            opening = client.publisher(stream, name=name, **options)
+        async with opening as publisher:
+            yield publisher
 
 
 async def publish(run: Run, bed: ClusterBed) -> None:

@@ -19,7 +19,7 @@ from .fault_injection import Gate
 from .history import Delivery, History
 from .memory import resident
 from .processes import in_child
-from .publish import NAME, Sender
+from .publish import NAME, Sender, publisher_to
 from .run import Run
 from .test_bed import Bed
 
@@ -45,10 +45,11 @@ async def super_cuts(run: Run, bed: Bed) -> None:
     subscription reads all partitions at the same time.
     """
     total, services = run['messages'], run['services']
+    name = None if run['unnamed'] else NAME
     gate = Gate(total)
     async with bed.super_stream(PARTITIONS) as (stream, partitions):
         await bed.replicated(partitions)
-        history = History('', stream, not run['unnamed'], total, lambda: gate.epoch)
+        history = History('', stream, bool(name), total, lambda: gate.epoch)
         delivery = Delivery()
         reader = asyncio.create_task(read(bed, stream, delivery))
         try:
@@ -56,7 +57,8 @@ async def super_cuts(run: Run, bed: Bed) -> None:
                 group.create_task(gate.drive(run, faults(run, bed, partitions)))
                 for service in range(services):
                     gate.end = total * (service + 1) // services
-                    await serve(run, bed, gate, history)
+                    async with publisher_to(bed, stream, name, by_key=True) as publisher:
+                        await Sender(run, publisher, gate, history).send_all()
             run.check_returned()
             stored = {partition: await bed.stored(partition) for partition in partitions}
 
@@ -85,18 +87,6 @@ async def read(bed: Bed, stream: str, delivery: Delivery) -> None:
         async for message in subscription.messages():
             assert message.stream is not None
             delivery.receive(message.stream, message.stream_offset, int(message.body))
-
-
-async def serve(run: Run, bed: Bed, gate: Gate, history: History) -> None:
-    """Publish from a new client until the gate gives no more messages."""
-    name = NAME if history.named else None
-    async with (
-        rbs.streams_client(bed.uris, connection_name='proof') as client,
-        client.super_stream(history.stream).publisher(
-            name=name, route=rbs.by_hash(key_of)
-        ) as publisher,
-    ):
-        await Sender(run, publisher, gate, history).send_all()
 
 
 def faults(run: Run, bed: Bed, partitions: Sequence[str]) -> Callable[[int], Awaitable[None]]:
