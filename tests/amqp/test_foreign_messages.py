@@ -26,8 +26,9 @@ from hypothesis import strategies as st
 from rstream._pyamqp import message as rstream_message
 
 from rbfly.amqp import decode_amqp, encode_amqp_bytes
+from tests.sizes import sized
 
-profile = settings(max_examples=300, phases=[Phase.explicit, Phase.generate])
+profile = settings(max_examples=sized(60, 300), phases=[Phase.explicit, Phase.generate])
 
 text = st.text(max_size=20)
 octets = st.binary(max_size=20)

@@ -20,7 +20,10 @@ from rbfly.testing import StreamBroker
 from tests.inside import cluster_of, core_of, cursor_of, session_of, window_of
 
 HANG = 20.0  # seconds; only a safeguard
-NEW_LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+NEW_LOOPS = [
+    pytest.param(asyncio.new_event_loop, marks=pytest.mark.nightly),
+    uvloop.new_event_loop,
+]
 
 PUBLISHERS: list[Any] = [
     rbs.Publisher,
