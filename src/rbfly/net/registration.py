@@ -229,7 +229,7 @@ class Registration:
     def end_outage(self) -> None:
         """Note that the declaration works: its next loss begins a new outage."""
         self._outage = None
-        self.cluster.closing.left = self.cluster.idle_closing.left = None  # the broker answers
+        self.cluster.on_answer()
 
     def lose(self, error: StreamConnectionError) -> None:
         """Give up an open declaration that no longer works; call the owner's `on_lost`."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ...checks import check_folder, check_stream
 from ...error import ProtocolError, RbFlyError, StreamDoesNotExist
 from ...net.cluster import Cluster
-from ...net.sharing import existing, is_super_stream, missing, partitions_of
+from ...net.locator import existing, is_super_stream, missing, partitions_of
 from ...protocol import commands
 from ...protocol.commands import Command
 from ...protocol.const import ResponseCode
