@@ -37,13 +37,13 @@ nitpick_ignore_regex = [
         'py:(class|func)',
         r'(_?asyncio|collections\.abc|contextlib|datetime|ssl|tls|uuid)\..*',
     ),
-    ('py:class', r'(rbfly\.streams\.\w+\.)?([FP]|Body)'),  # type variables
+    ('py:class', r'(rbfly\.streams\.[\w.]+\.)?([FP]|Body)'),  # type variables
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
     # the result of `publisher`, which programs await or enter at once
-    ('py:class', r'rbfly\.streams\.(opening\.OpenPublisher|opening_routed\.OpenSuperStream)'),
+    ('py:class', r'rbfly\.streams\._\w+\.opening\.(OpenPublisher|OpenSuperStream)'),
     # the results of `by_hash` and `by_key`, which programs pass to `publisher`
-    ('py:class', r'rbfly\.streams\._routing\.(HashRoute|KeyRoute)'),
+    ('py:class', r'rbfly\.streams\._super_stream\._routing\.(HashRoute|KeyRoute)'),
 ]
 
 # Programs get these objects from a client or a class method; their constructors are internal.
@@ -64,7 +64,7 @@ def hide_constructor(
 
 def hide_overloads() -> None:
     """Show the signature with the defaults; overloads differ in the types of bodies only."""
-    for name in ('client', 'super_client'):
+    for name in ('client', '_super_stream.client'):
         analyzer = ModuleAnalyzer.for_module(f'rbfly.streams.{name}')
         analyzer.analyze()
         analyzer.overloads.clear()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import outages, retry
+from rbfly.net import retry
 from rbfly.streams.error import StreamConnectionError
 from tests import fake as wire
 from tests.brokers import until
@@ -65,7 +65,7 @@ async def test_publisher_recovers_though_logging_raises() -> None:
         rbs.streams_client(fake.uri, close_timeout=0.05) as client,
         client.publisher('test') as publisher,
     ):
-        with failing(outages.__name__) as records:
+        with failing('rbfly.net') as records:
             lost = connection_of(publisher)
             assert lost is not None
             fake.connections[-1].transport.abort()
@@ -81,7 +81,7 @@ async def test_subscription_recovers_though_logging_raises() -> None:
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
         task = asyncio.create_task(anext(messages))
         await until(lambda: bool(stream.readers), 'it is subscribed')
-        with failing(outages.__name__) as records:
+        with failing('rbfly.net') as records:
             fake.connections[-1].transport.abort()
             await until(lambda: len(fake.connections) == 2, 'it reconnects')
             await until(lambda: bool(records), 'the loss is logged')

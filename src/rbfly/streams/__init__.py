@@ -11,7 +11,7 @@ from ..net.uri import AuthMechanism
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetType
 from .client import StreamsClient, streams_client
-from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap, StreamStats
+from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap, StreamStats
 
 if TYPE_CHECKING:
     from ..protocol._batch import MessageBatch
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar', 'AuthMechanism',
-    'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Compression', 'Confirmation',
-    'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset', 'OffsetTracking',
-    'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch', 'PublisherBatchFast',
-    'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch', 'StreamStats',
-    'StreamsClient', 'Subscriber', 'Subscription', 'SuperStream', 'SuperStreamPublisher',
-    'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key', 'connection', 'get_message_ctx',
-    'stream_message_ctx', 'streams_client',
+    'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit', 'Compression',
+    'Confirmation', 'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset',
+    'OffsetTracking', 'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch',
+    'PublisherBatchFast', 'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin',
+    'PublisherBinBatch', 'StreamStats', 'StreamsClient', 'Subscriber', 'Subscription',
+    'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key',
+    'connection', 'get_message_ctx', 'stream_message_ctx', 'streams_client',
 ]  # fmt: skip
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__

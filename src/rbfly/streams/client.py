@@ -21,7 +21,7 @@ from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
 from ._admin.streams import ClientBase
 from ._arguments import check_settings
-from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
+from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
     from . import events as events_module
@@ -322,7 +322,7 @@ class StreamsClient(ClientBase):
         amqp: Literal[False],
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: tracking.Commit | tracking.OffsetTracking | None = None,
+        commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         group: str | handover.Group | None = None,
@@ -339,7 +339,7 @@ class StreamsClient(ClientBase):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: tracking.Commit | tracking.OffsetTracking | None = None,
+        commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         group: str | handover.Group | None = None,
@@ -355,7 +355,7 @@ class StreamsClient(ClientBase):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        commit: tracking.Commit | tracking.OffsetTracking | None = None,
+        commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         group: str | handover.Group | None = None,

@@ -21,6 +21,7 @@ else:
 __all__ = [
     'AMQPBody',
     'BloomFilterExtract',
+    'Commit',
     'MessageCtx',
     'MessageFilter',
     'OnDecodeError',
@@ -32,6 +33,9 @@ __all__ = [
     'StreamStats',
     'SubscriptionInfo',
 ]
+
+Commit = Literal['auto', 'manual', 'off']
+"""How a subscription stores its offset: automatically, when the program calls `commit`, or not."""
 
 OnDecodeError = Literal['raise', 'skip', 'raw']
 """What to do with a message that is not AMQP 1.0: raise AMQPDecoderError, skip it, or yield its

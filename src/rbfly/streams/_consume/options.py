@@ -14,8 +14,8 @@ from ...record import replace
 from .._arguments import check_choice, check_filter, check_member_start, check_starts
 from .._group.handover import Group
 from .._offsets.queries import GroupMember
-from .._offsets.tracking import Commit, OffsetTracking
-from ..types import MessageFilter, OnDecodeError, OnGap
+from .._offsets.tracking import OffsetTracking
+from ..types import Commit, MessageFilter, OnDecodeError, OnGap
 from .session import ReadSettings, SubscriptionSession
 from .waiter import MessageWaiter, Waiter
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal
 
 from ...checks import check_integer, check_timeout, check_type
 from ...error import (
@@ -27,10 +26,6 @@ from ...record import CheckedRecord
 from .queries import check_chunk, check_stored
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
-
-
-Commit = Literal['auto', 'manual', 'off']
-"""How the offset of the last processed message is stored."""
 
 
 class OffsetTracking(CheckedRecord):

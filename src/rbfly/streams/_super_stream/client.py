@@ -21,10 +21,10 @@ from .._arguments import stream_arguments
 from .._consume.options import Offsets, plan
 from .._group.handover import Group
 from .._offsets.queries import check_either, check_names
-from .._offsets.tracking import Commit, OffsetTracking
+from .._offsets.tracking import OffsetTracking
 from .._publish.opening import publisher_info
 from .._repeating import repeated
-from ..types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
+from ..types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap
 from .opening import OpenSuperStream
 from .routing import Route, check_route
 from .session import MergedSession
