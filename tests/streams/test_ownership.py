@@ -301,7 +301,7 @@ def state(client: rbs.StreamsClient, owned: Any) -> object:
         cursor = cursor_of(owned)
         found += [cursor.position, cursor.unfinished, session_of(owned).closed]
     if isinstance(owned, rbs.SuperStreamSubscription):
-        found += [owned.position, session_of(owned)._closing]
+        found += [owned.position, session_of(owned).closed]
     return found
 
 

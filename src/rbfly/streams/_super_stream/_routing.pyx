@@ -19,7 +19,7 @@ from rbfly.streams._publish._confirm cimport ConfirmGroup
 from rbfly.error import (
     ArgumentError, ArgumentTypeError, NoRouteError, PublisherError, of_callback,
 )
-from rbfly.net.sharing import named
+from rbfly.net.locator import named
 from rbfly.streams._publish._core import NOT_OPEN
 
 cdef extern from 'Python.h':
