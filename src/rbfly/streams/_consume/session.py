@@ -144,7 +144,7 @@ class SubscriptionSession(Owner):
         self._watchdog = DeliveryWatchdog(
             stream, self.cursor, self.registration, waiter, in_group=group is not None
         )
-        self._wanted_end = until
+        self._end_at = until
         self._until: Until | None = None
         if end is not None:
             self._until = Until(end, self.registration, self.cursor, waiter.end)
@@ -157,7 +157,6 @@ class SubscriptionSession(Owner):
             self._member = Member(
                 group, settings.super_stream, self, offset, self._gaps, self.offsets
             )
-        waiter.attach(self)
 
     def __repr__(self) -> str:
         return f'subscription of stream {self.stream!r}'
@@ -259,7 +258,7 @@ class SubscriptionSession(Owner):
                 f'offset must be an Offset or an async function; {source!r} is not async'
             )
         check_type('the result of the offset function', offset, Offset)
-        check_until(self._wanted_end, offset)
+        check_until(self._end_at, offset)
         if self._member is not None:
             check_member_start(offset)
         return offset
@@ -468,8 +467,7 @@ class SubscriptionSession(Owner):
             self._enter(SessionState.STOPPING)
         self.cursor.drop()
         # A declaration in progress, or another activity of a member, would deliver messages.
-        is_idle = not self.offsets.may_store
-        if is_idle or not self.registration.is_open:
+        if not (self.offsets.may_store and self.registration.is_open):
             self.registration.reset()
         self._waiter.end()
         self._opening.wake()
@@ -533,13 +531,12 @@ class SubscriptionSession(Owner):
         try:
             self._end_waiting()
             self.cursor.drop()
-            cluster, connection = self._cluster, registration.connection
+            cluster = self._cluster
             try:
                 if self._member is not None:
                     await self._member.revoke()
-                    connection = registration.connection
                 verify = self._waiter.ended or self.offsets.in_group
-                await self.offsets.close(connection, verify=verify)
+                await self.offsets.close(registration.connection, verify=verify)
             finally:
                 connection = registration.connection
                 answer = registration.reset()
@@ -549,14 +546,13 @@ class SubscriptionSession(Owner):
             self._end()
 
     def _end_waiting(self) -> None:
-        self._waiter.detach()
-        self._waiter.wake()
+        self._waiter.close()
         self._opening.wake()
         self._finishing.wake()
 
     def _end(self) -> None:
         self._enter(SessionState.CLOSED)
-        self._waiter.detach()
+        self._waiter.close()
         self.registration.close()
         self.cursor.close()
         if self._member is not None:

@@ -84,12 +84,6 @@ class PartitionReader:
         self.ended: bool = False
         self.missing: StreamDoesNotExist | None = None
 
-    def attach(self, source: Source) -> None:
-        """Do nothing: the source of the task's waiter is the session of the super stream."""
-
-    def detach(self) -> None:
-        """Do nothing, see `attach`."""
-
     def end(self) -> None:
         """End the partition; the last one ends the subscription."""
         self.ended = True
@@ -110,7 +104,7 @@ class PartitionReader:
         self.missing = error
 
     def close(self) -> None:
-        """The session of the super stream no longer reads the partition."""
+        """The session of the partition is closed, or about to be."""
         self.merged = None
 
 
@@ -542,8 +536,7 @@ class MergedSession:
         return about(error, self.stream, ordered[0].reference)
 
     def _end_waiting(self) -> None:
-        self.waiter.detach()
-        self.waiter.wake()
+        self.waiter.close()
         self._opening.wake()
 
     def _abort(self) -> None:
@@ -554,7 +547,7 @@ class MergedSession:
 
     def _end(self) -> None:
         self._enter(MergedState.CLOSED)
-        self.waiter.detach()
+        self.waiter.close()
         listing, self._listing = self._listing, None
         cancel(listing)
         for timer in (self._timer, self._pace):
