@@ -216,8 +216,8 @@ class SubscriptionSession(Owner):
             await until.prepare(connection, self.stream)
             if not until.is_complete:
                 properties = {}  # the filter may skip the chunk that reaches the end
-        wanted = self._gaps.wanted(start, cursor)
-        if until or start.needs_chunks(cursor) or wanted is not None:
+        expected = self._gaps.expected(start, cursor)
+        if until or start.needs_chunks(cursor) or expected is not None:
             first, committed = await chunk_ids(connection, self.stream)
             missing = start.missing_end(cursor, committed)
             if missing is None and until is not None:
@@ -233,10 +233,10 @@ class SubscriptionSession(Owner):
                 start.resolve_at(
                     await start_before(self._cluster, self.stream, start.offset, moved_end)
                 )
-        if wanted is not None and cursor.position is None:
-            end = await end_before(self._cluster, self.stream, wanted, committed)
+        if expected is not None and cursor.position is None:
+            end = await end_before(self._cluster, self.stream, expected, committed)
         # Nothing is awaited from here on: the program may have read on until now.
-        self._gaps.check(self._gaps.wanted(start, cursor), first, end)
+        self._gaps.check(self._gaps.expected(start, cursor), first, end)
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
         connection.set_subscription(id, cursor.queue)

@@ -119,8 +119,8 @@ class StrandedCheck:
             self._away_until = now + away
             # From the second attempt on, all members act at the same multiple of PAUSE, plus up to
             # half of `seconds`.
-            least = PAUSE - min(self._seconds, PAUSE / 2)
-            self._pause_until = now + least + -(time() + least) % PAUSE
+            pause = PAUSE - min(self._seconds, PAUSE / 2)
+            self._pause_until = now + pause + -(time() + pause) % PAUSE
             what = f'{what} after {away:g} s'
         prefix = self._cluster.settings.log_prefix
         logger.warning(

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableSet, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._turn import Turn
 from ...checks import check_type
@@ -108,6 +108,14 @@ class PartitionReader:
         self.merged = None
 
 
+class Former(NamedTuple):
+    """What is known of a partition that is gone, for the time when it comes back."""
+
+    position: int | None
+    identity: LastChunk | None  # None if it was deleted
+    error: StreamDoesNotExist | None  # if so, perhaps: to raise then
+
+
 class MergedSession:
     """Owns the sessions of all partitions, one :class:`SubscriptionSession` each.
 
@@ -137,9 +145,7 @@ class MergedSession:
         self.partitions: dict[str, PartitionReader] = {}
         self.sessions: dict[str, SubscriptionSession] = {}
         self._by_cursor: dict[MessageCursor, PartitionReader] = {}
-        # position and last chunk, by partition; if it was deleted, no chunk, and the error to raise
-        # when it comes back
-        self._gone: dict[str, tuple[int | None, LastChunk | None, StreamDoesNotExist | None]] = {}
+        self._gone: dict[str, Former] = {}
         self._cluster = cluster
         self._members = members
         self._settings = settings
@@ -255,9 +261,9 @@ class MergedSession:
             self._cluster, self._members, partition, name, self._start_of(name), self._settings
         )
         if name in self._gone:
-            position, identity, error = self._gone.pop(name)
-            session.succeed(position, identity)
-            if error is not None:
+            former = self._gone.pop(name)
+            session.succeed(former.position, former.identity)
+            if former.error is not None:
                 self._errors.append(StreamDoesNotExist(name, 'was deleted and created again'))
         self.partitions[name] = self._by_cursor[session.cursor] = partition
         self._unopened.append(session.cursor)
@@ -306,7 +312,7 @@ class MergedSession:
         del self._by_cursor[session.cursor]
         self.turns.remove(session.cursor)
         identity = None if partition.missing else session.identity
-        self._gone[partition.name] = session.position, identity, partition.missing
+        self._gone[partition.name] = Former(session.position, identity, partition.missing)
         session.release()
 
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
@@ -319,7 +325,9 @@ class MergedSession:
         for partition in list(self.partitions.values()):
             self._forget(partition)
         # its partitions were deleted with it
-        self._gone = {name: (position, None, None) for name, (position, *_) in self._gone.items()}
+        self._gone = {
+            name: Former(former.position, None, None) for name, former in self._gone.items()
+        }
         self._unopened.clear()
         if self._is_listed:
             self._enter(MergedState.DELETED)
@@ -433,7 +441,9 @@ class MergedSession:
     def position(self) -> dict[str, int | None]:
         """Offset after the last message delivered, by partition."""
         gone = {
-            name: position for name, (position, *_) in self._gone.items() if position is not None
+            name: former.position
+            for name, former in self._gone.items()
+            if former.position is not None
         }
         return gone | {name: session.position for name, session in self.sessions.items()}
 
