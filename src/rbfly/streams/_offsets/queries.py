@@ -20,7 +20,7 @@ from ...error import (
 from ...later import Later
 from ...net.cluster import Cluster
 from ...net.connection import Connection
-from ...net.sharing import missing
+from ...net.locator import missing
 from ...protocol import commands
 from ...protocol.const import Key, ResponseCode
 from ...protocol.offset import OFFSET_MAX, Offset, OffsetType

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from ...amqp._message import last_offset, last_partition
 from ...checks import check_binding_keys, check_integer, check_stream, check_type
 from ...error import ArgumentError, MessageContextError, ProtocolError, StreamDoesNotExist
-from ...net.sharing import named, partitions_of
+from ...net.locator import named, partitions_of
 from ...protocol import commands
 from ...protocol.compression import Compression
 from ...protocol.const import ResponseCode
