@@ -31,7 +31,7 @@ from ...error import (
 )
 from ...net.cluster import Cluster
 from ...net.connection import Connection
-from ...net.observer import Role
+from ...net.observer import Role, check_transition
 from ...net.registration import Owner, Registration
 from ...net.retry import can_retry
 from ...protocol import commands
@@ -162,9 +162,7 @@ class SubscriptionSession(Owner):
         return f'subscription of stream {self.stream!r}'
 
     def _enter(self, state: SessionState) -> None:
-        before, self.state = self.state, state
-        if state not in TRANSITIONS[before]:  # no assert statement: also in optimized mode
-            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {state.name}')
+        self.state = check_transition(self, self.state, state, TRANSITIONS)
 
     @property
     def closed(self) -> bool:

@@ -32,7 +32,7 @@ from ...error import (
     copy_error,
 )
 from ...net.cluster import Cluster
-from ...net.observer import Observer, call_each
+from ...net.observer import Observer, call_each, check_transition
 from ...protocol._cursor import MessageCursor
 from ...protocol._decoder import Decoder
 from ...protocol._identity import LastChunk
@@ -164,9 +164,7 @@ class MergedSession:
         return f'subscription of super stream {self.stream!r}'
 
     def _enter(self, state: MergedState) -> None:
-        before, self.state = self.state, state
-        if state not in TRANSITIONS[before]:  # no assert statement: also in optimized mode
-            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {state.name}')
+        self.state = check_transition(self, self.state, state, TRANSITIONS)
 
     @property
     def closed(self) -> bool:
