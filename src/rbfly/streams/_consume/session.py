@@ -533,7 +533,7 @@ class SubscriptionSession(Owner):
             try:
                 if self._member is not None:
                     await self._member.revoke()
-                verify = self._waiter.ended or self.offsets.in_group
+                verify = self._waiter.ended or self._member is not None
                 await self.offsets.close(registration.connection, verify=verify)
             finally:
                 connection = registration.connection

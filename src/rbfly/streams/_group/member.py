@@ -199,7 +199,6 @@ class Member:
         """The broker has accepted the subscription."""
         if self.group.stranded_after and self._stranded is None:
             self._stranded = StrandedCheck(
-                self._cluster,
                 self._session.registration,
                 self._stream,
                 self.group.name,

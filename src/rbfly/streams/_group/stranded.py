@@ -9,7 +9,6 @@ from time import time
 from weakref import WeakSet
 
 from ...error import RbFlyError, StreamConnectionError
-from ...net.cluster import Cluster
 from ...net.connection import Connection
 from ...net.handshake import broker_version
 from ...net.registration import Registration
@@ -42,14 +41,13 @@ class StrandedCheck:
 
     def __init__(
         self,
-        cluster: Cluster,
         registration: Registration,
         stream: str,
         group: str,
         seconds: float,
         is_standby: Callable[[], bool],
     ) -> None:
-        self._cluster = cluster
+        self._cluster = registration.cluster
         self._registration = registration
         self._stream = stream
         self._group = group
