@@ -9,16 +9,20 @@
     {"type": "resumed", "environment": {...}}
 
 An interrupted run may leave an incomplete last line, which is ignored.  The file of a complete run
-is compressed, and its name then ends with `.xz`.
+is compressed, and its name then ends with `.xz`; the last result of a lane has the latencies of all
+its rounds.
 """
 
 import json
 import lzma
 import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from .histogram import Histogram
 from .stats import Interval, ratio_interval
 
 FORMAT = 2
@@ -142,7 +146,7 @@ class Writer:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record and sync it to disk."""
-        self.file.write(json.dumps(record, separators=(',', ':')) + '\n')
+        self.file.write(dumped(record) + '\n')
         self.file.flush()
         os.fsync(self.file.fileno())
         self.results.add(record)
@@ -154,9 +158,27 @@ class Writer:
         """Close and compress the file of a complete run."""
         self.close()
         plain, incomplete = self.results.path, self.results.path.with_suffix('.part')
-        incomplete.write_bytes(lzma.compress(plain.read_bytes(), preset=9))
+        text = '\n'.join([*merged(plain.read_text().splitlines()), ''])
+        incomplete.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
         self.results.path = incomplete.replace(packed(plain))
         plain.unlink()
+
+
+def dumped(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(',', ':'))
+
+
+def merged(lines: Sequence[str]) -> Iterator[str]:
+    """Move the latencies of all rounds of a lane to its last result; they take most of the file."""
+    records = [json.loads(line) for line in lines]
+    last = {record['lane']: record for record in records if 'histograms' in record}
+    found: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+    for record in records:
+        for name, counts in record.pop('histograms', {}).items():
+            found[record['lane'], name].merge(Histogram.load(counts))
+    for (lane, name), histogram in found.items():
+        last[lane].setdefault('histograms', {})[name] = histogram.dump()
+    yield from map(dumped, records)
 
 
 def packed(path: Path) -> Path:

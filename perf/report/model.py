@@ -118,7 +118,7 @@ class Lane:
         """Merged latencies of all rounds."""
         merged = Histogram()
         for row in self.run.results.rows:
-            if row['lane'] == self.name:
+            if row['lane'] == self.name and 'histograms' in row:
                 merged.merge(Histogram.load(row['histograms'][name]))
         return merged
 

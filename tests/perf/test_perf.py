@@ -157,6 +157,15 @@ def test_complete_run_is_compressed_and_can_be_resumed(tmp_path: Path) -> None:
     assert read(tmp_path / 'r.jsonl.xz').done() == {('raw-socket-single', i) for i in (1, 2)}
 
 
+def test_compressed_file_has_the_latencies_of_all_rounds_in_one_result(tmp_path: Path) -> None:
+    writer = Writer.create(tmp_path / 'r.jsonl', header())
+    for number, bucket in ((1, '-700'), (2, '-700'), (3, '-650')):
+        writer.write(row('raw-socket-single', number) | {'histograms': {'confirm': {bucket: 5}}})
+    writer.pack()
+    found = [row.get('histograms') for row in read(tmp_path / 'r.jsonl.xz').rows]
+    assert found == [None, None, {'confirm': {'-700': 10, '-650': 5}}]
+
+
 def test_incomplete_last_line_is_ignored_and_overwritten(tmp_path: Path) -> None:
     path = tmp_path / 'r.jsonl'
     filled(path, {'raw-socket-single': 1000})
