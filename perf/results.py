@@ -1,7 +1,6 @@
 """Result files: JSON lines, starting with a header; each result is appended at once.
 
-    {"type": "header", "format": 2, "environment": {...}, "settings": {...}, "scenarios": {...},
-     "kinds": {...}, "lanes": [...], "left_out": [...]}
+    {"type": "header", "format": 2, "environment": {...}, "settings": {...}, "left_out": [...]}
     {"type": "result", "lane": ..., "round": ..., "count": ..., "seconds": ..., "cpu_user": ...,
      "cpu_sys": ..., "max_rss": ...}
     {"type": "failure", "lane": ..., "round": ..., "error": ...}
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from . import lanes
 from .histogram import Histogram
 from .stats import Interval, ratio_interval
 
@@ -86,9 +86,8 @@ class Results:
 
     def rounds(self, lane: str) -> int:
         """The number of rounds that a lane takes part in."""
-        name = next((item['kind'] for item in self.header['lanes'] if item['lane'] == lane), '')
-        most = self.header['kinds'][name]['rounds'] if name else 0
-        return min(self.settings.rounds, most or self.settings.rounds)
+        rounds = self.settings.rounds
+        return lanes.find(lane).kind.part_of(rounds) if lane in lanes.LANES else rounds
 
     def column(self, lane: str, name: str) -> dict[int, float]:
         """The values of a lane, by round."""
