@@ -60,5 +60,4 @@ async def fill(address: str, topic: str, count: int, stored: Stored) -> None:
         await producer.stop()
 
 
-def make(kind: Kind, target: Target) -> Work:
-    return Consume(kind, target)
+make = Consume

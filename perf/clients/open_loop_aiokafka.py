@@ -7,8 +7,6 @@ from typing import Any
 import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from ..lanes import Kind
-from .base import Target, Work
 from .open_loop import OpenLoop
 
 
@@ -70,5 +68,4 @@ class Client(OpenLoop):
         await self.consumer.stop()
 
 
-def make(kind: Kind, target: Target) -> Work:
-    return Client(kind, target)
+make = Client

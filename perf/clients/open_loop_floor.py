@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 
 from .. import wire
-from ..lanes import Kind
-from .base import Target, Work
 from .open_loop import OpenLoop
 
 CREDIT = wire.CREDIT_ONE.pack(7, wire.CREDIT, 1, 0, 1)
@@ -87,5 +85,4 @@ class Floor(OpenLoop):
         self.consumer.close()
 
 
-def make(kind: Kind, target: Target) -> Work:
-    return Floor(kind, target)
+make = Floor

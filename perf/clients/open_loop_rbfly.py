@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import rbfly.streams as rbs
 
 from ..lanes import Kind
-from .base import Target, Work
+from .base import Target
 from .open_loop import OpenLoop
 
 
@@ -50,5 +50,4 @@ class Client(OpenLoop):
         await self.stack.aclose()
 
 
-def make(kind: Kind, target: Target) -> Work:
-    return Client(kind, target)
+make = Client

@@ -12,8 +12,6 @@ from rstream import (
 )
 
 from .. import wire
-from ..lanes import Kind
-from .base import Target, Work
 from .open_loop import OpenLoop
 from .rstream import account
 
@@ -70,5 +68,4 @@ class Client(OpenLoop):
         await self.consumer.close()
 
 
-def make(kind: Kind, target: Target) -> Work:
-    return Client(kind, target)
+make = Client

@@ -11,8 +11,7 @@ from rstream import (
     amqp_decoder,
 )
 
-from ..lanes import Kind
-from .base import Target, Work, numbered
+from .base import Work, numbered
 from .rstream import account
 
 CREDIT = 10  # chunks; rstream's default
@@ -53,5 +52,4 @@ class Consume(Work):
         await self.consumer.close()
 
 
-def make(kind: Kind, target: Target) -> Work:
-    return Consume(kind, target)
+make = Consume

@@ -1,6 +1,6 @@
 """The performance page, as reStructuredText."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import environment, lanes, stats
@@ -63,19 +63,6 @@ METHOD = (
     ' ratio divides two medians over the rounds that both lanes completed; its interval comes from'
     ' resampling whole rounds.',
 )
-
-FACTS = {
-    'time': 'started',
-    'python': 'Python',
-    'compiler': 'compiler',
-    'kernel': 'kernel',
-    'machine': 'machine',
-    'cpu': 'CPU',
-    'cpus': 'CPUs',
-    'memory': 'memory',
-    'load': 'load (1, 5, 15 minutes)',
-    'revision': 'commit',
-}
 
 PUBLISHED = (
     '`RbFly 0.10 <https://wrobell.dcmod.org/rbfly/performance.html>`__: aiokafka 0.11.0 with'
@@ -322,36 +309,28 @@ def method(report: Report) -> Iterator[str]:
     yield from table(['library', 'work', 'event loop', 'use'], rows, 'perf perf-text')
 
 
-def fact(name: str, value: Any) -> str:
-    if value is None:
-        return 'unknown'
-    if name == 'time':
-        return moment(value)
-    if name == 'memory':
-        return f'{value / 2**30:.1f} GiB'
-    if isinstance(value, list):
-        return ', '.join(str(x) for x in value)
-    return plain(str(value))
-
-
-def version(broker: Mapping[str, str]) -> str:
-    first = [broker[key] for key in ('product', 'version') if key in broker]
-    rest = [text for key, text in broker.items() if key not in ('product', 'version')]
-    return ', '.join([' '.join(first), *rest])
+def facts(about: dict[str, Any]) -> dict[str, str]:
+    """Machine and versions, as text."""
+    texts = {}
+    for name, value in about.items():
+        if isinstance(value, dict):
+            for key, item in value.items():
+                texts[key] = ', '.join(item.values()) if isinstance(item, dict) else item
+        elif isinstance(value, list):
+            texts[name] = ', '.join(map(str, value))
+        elif name == 'memory' and value:
+            texts[name] = f'{value / 2**30:.1f} GiB'
+        else:
+            texts[name] = moment(str(value)) if name == 'time' else str(value or 'unknown')
+    return texts
 
 
 def surroundings(report: Report) -> Iterator[str]:
     """Machine, versions, and what changed before a run was resumed."""
     yield from heading('Environment')
-    abouts = [run.environment for run in report.runs]
-    rows = [
-        [title, *(fact(name, about.get(name)) for about in abouts)] for name, title in FACTS.items()
-    ]
-    for group in ('brokers', 'libraries'):
-        for key in sorted({key for about in abouts for key in about.get(group, {})}):
-            values = [about.get(group, {}).get(key, '') for about in abouts]
-            texts = [version(value) if isinstance(value, dict) else value for value in values]
-            rows.append([plain(key), *map(plain, texts)])
+    found = [facts(run.environment) for run in report.runs]
+    names = dict.fromkeys(name for texts in found for name in texts)
+    rows = [[plain(name), *(plain(texts.get(name, '')) for texts in found)] for name in names]
     yield from table(['', *(code(run.label) for run in report.runs)], rows, 'perf perf-text')
     resumed = []
     for run in report.runs:
