@@ -4,6 +4,7 @@ The result files of these tests are synthetic.
 """
 
 import json
+import lzma
 import random
 import re
 import xml.etree.ElementTree as ET
@@ -20,14 +21,14 @@ from perf.stats import Interval
 from tests.sphinx import build
 
 ROOT = Path(__file__).resolve().parents[2]
-SYNTHETIC = ROOT / 'tests' / 'data' / 'synthetic-results.jsonl'
+SYNTHETIC = ROOT / 'tests' / 'data' / 'synthetic-results.jsonl.xz'
 
 Record = dict[str, Any]
 Change = Callable[[list[Record]], None]
 
 
 def load() -> list[Record]:
-    return [json.loads(line) for line in SYNTHETIC.read_text().splitlines()]
+    return [json.loads(line) for line in lzma.decompress(SYNTHETIC.read_bytes()).splitlines()]
 
 
 def changed(folder: Path, change: Change = lambda _: None) -> Path:
