@@ -236,13 +236,13 @@ USES = (
     ),
     use(
         'bare-uvloop',
-        'open_loop_floor',
+        'bare_uvloop',
         names('percentiles'),
         'an asyncio protocol sends all due messages in one frame; another reads the bodies',
     ),
     use(
         'rbfly',
-        'open_loop_rbfly',
+        'rbfly',
         names('percentiles'),
         '`Publisher.send` in one task per message; another client consumes with `async for`',
     ),
@@ -255,7 +255,7 @@ USES = (
     ),
     use(
         'rstream',
-        'rstream_consume',
+        'rstream',
         names('sizes', 'read'),
         '`Consumer.subscribe` from the first offset, `amqp_decoder`, `initial_credit` 10;'
         ' a quarter of the messages',
@@ -263,21 +263,21 @@ USES = (
     ),
     use(
         'rstream',
-        'open_loop_rstream',
+        'rstream',
         names('percentiles'),
         '`send_batch` of all due messages, with `on_publish_confirm`; a `Consumer` with its'
         ' defaults',
     ),
     use(
         'aiokafka',
-        'aiokafka_consume',
+        'aiokafka',
         names('sizes', 'read'),
         '`AIOKafkaConsumer` with its defaults, assigned to the partition; `getmany`, values decoded'
         ' by `msgpack.unpackb`',
     ),
     use(
         'aiokafka',
-        'open_loop_aiokafka',
+        'aiokafka',
         names('percentiles'),
         "`AIOKafkaProducer(acks='all', linger_ms=0)`, `send` of all due messages; an"
         ' `AIOKafkaConsumer` with its defaults',
