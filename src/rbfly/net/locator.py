@@ -1,78 +1,58 @@
-"""Share one connect, or one Metadata request, between the registrations that wait for it."""
+"""Where streams are; one Metadata request for all that are needed at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from ..error import ProtocolError, StreamConnectionError, StreamDoesNotExist, protocol_error
 from ..protocol import commands
 from ..protocol.commands import Partitions, StreamMetadata
 from ..protocol.const import Key, ResponseCode
 from .connection import Connection
-from .retry import Backoff, Deadline, Progress
+from .observer import Role
+from .pool import Pool
+from .retry import Deadline
 from .waiting import outcome
 
 METADATA_HEAD = 64  # bytes of a request without the names, rounded up
 FRAME_USUAL = 2**20
 NAMED = 3  # partitions of a super stream that an error names
 
-Connect = Callable[[Progress, Sequence[Deadline]], Awaitable[Connection]]
 
+class Locator:
+    """Asks the broker where streams are."""
 
-class SharedConnect:
-    """Connects to a node in a role, for all tasks that wait for it.
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._batches: dict[Connection, MetadataBatch] = {}
 
-    :param connect: tries each address once, within the deadlines; raises `progress.error` if
-        another try may succeed.
-    :param linger: if the last deadline expires during a try, complete the try.
-    :ivar task: returns the connection; it may have fewer free ids than tasks that wait.
-    """
+    def leave_loop(self) -> None:
+        """Forget what belongs to an event loop that has ended."""
+        self._batches.clear()
 
-    def __init__(self, connect: Connect, linger: bool = False) -> None:
-        self._linger = linger
-        self._progress = Progress()
-        self._backoff = Backoff()
-        self.task: asyncio.Task[Connection] = asyncio.Task(  # never eager: no task waits yet
-            run(connect, self._progress, self._backoff), loop=asyncio.get_running_loop()
-        )
+    async def connection(self, deadline: Deadline) -> Connection:
+        """Return a connection for requests that any node answers."""
+        return self._pool.responsive() or await self._pool.get(Role.CONSUME, None, deadline)
 
-    async def join(self, deadline: Deadline) -> Connection | None:
-        """Wait for the connection; return None if the connect was cancelled.
+    async def locate(self, stream: str, deadline: Deadline) -> StreamMetadata:
+        """Return the nodes of a stream, which has a leader.
 
-        When the last waiting task leaves, it cancels the connect, unless that lingers.
-
-        :raises RbFlyError: no further try would help, or a load balancer led to another node.
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises ProtocolError: it has no leader at the moment, or the broker refused the request.
         """
-        waiting = self._backoff.deadlines
-        waiting.append(deadline)
-        if self._backoff.error is not None:
-            deadline.on_wait(self._backoff.error, self._backoff.retry_at)
-        try:
-            found = await outcome(self.task)
-        finally:
-            waiting.remove(deadline)
-            before = deadline.progress.error
-            deadline.progress = self._progress.copy()
-            if not self.task.done() and deadline.progress.error is None:
-                deadline.progress.error = before
-            lingers = self._linger and deadline.expired and self._backoff.error is None
-            if not (waiting or lingers):
-                self.task.cancel()
-        deadline.on_wait(None, 0.0)  # has an effect only if a connect that backed off was cancelled
+        connection = await self.connection(deadline)
+        deadline.progress.on_step(f'asking where stream {stream!r} is')
+        batch = self._batches.get(connection)
+        while batch is None or not batch.add(stream):
+            batch = MetadataBatch(connection, lambda: self._batches.pop(connection, None))
+            self._batches[connection] = batch
+        found = existing(await batch.ask(stream), stream)
+        if found.leader is None:
+            problem = f'stream {stream!r} has no leader'
+            code = ResponseCode.STREAM_NOT_AVAILABLE
+            raise protocol_error(code, problem, command=Key.METADATA)
         return found
-
-    def wake(self) -> None:
-        """Try again now, if waiting before the next try."""
-        self._backoff.wake()
-
-
-async def run(connect: Connect, progress: Progress, backoff: Backoff) -> Connection:
-    # A function, because the frame of a cancelled method would keep its task alive.
-    return await backoff.retry(
-        lambda: connect(progress, backoff.deadlines),
-        lambda error: error is progress.error and error.retriable and bool(backoff.deadlines),
-    )
 
 
 class MetadataBatch:
