@@ -157,7 +157,7 @@ class Writer:
         """Close and compress the file of a complete run."""
         self.close()
         plain, incomplete = self.results.path, self.results.path.with_suffix('.part')
-        text = '\n'.join([*merged(plain.read_text().splitlines()), ''])
+        text = '\n'.join([*compact(plain.read_text().splitlines()), ''])
         incomplete.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
         self.results.path = incomplete.replace(packed(plain))
         plain.unlink()
@@ -167,8 +167,8 @@ def dumped(record: dict[str, Any]) -> str:
     return json.dumps(record, separators=(',', ':'))
 
 
-def merged(lines: Sequence[str]) -> Iterator[str]:
-    """Move the latencies of all rounds of a lane to its last result; they take most of the file."""
+def compact(lines: Sequence[str]) -> Iterator[str]:
+    """Sort results, and merge the latencies of a lane into its last one: both save space."""
     records = [json.loads(line) for line in lines]
     last = {record['lane']: record for record in records if 'histograms' in record}
     found: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
@@ -177,6 +177,7 @@ def merged(lines: Sequence[str]) -> Iterator[str]:
             found[record['lane'], name].merge(Histogram.load(counts))
     for (lane, name), histogram in found.items():
         last[lane].setdefault('histograms', {})[name] = histogram.dump()
+    records.sort(key=lambda r: (r['type'] == 'result', r.get('lane', ''), r.get('round', 0)))
     yield from map(dumped, records)
 
 
