@@ -9,7 +9,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import NamedTuple
+
+from .history import Fault, Record
 
 BEFORE_FIRST = 2**64 - 1  # stored by a group that starts at offset 0
 NOTICE = 2.0  # seconds in which a member that was cut off or thawed notices it
@@ -25,35 +26,6 @@ NOT_BEFORE = 'each activity starts after the last offset stored'
 NOT_AFTER = 'each activity starts with the first message after it'
 NOT_AGAIN = 'nothing is repeated after a member that leaves or hands over'
 CLAIMS = (DELIVERED, ACTIVE, ORDER, NOT_BEFORE, NOT_AFTER, NOT_AGAIN)
-
-
-class Record(NamedTuple):
-    """What a member has noted.
-
-    :ivar kind: `message`: delivered; `stored`: the member has sent this offset to the broker;
-        `active`, `inactive`, `late`, `moved`, `lost`: events of the client; `error`: the iteration
-        has raised one; `joins`: it can be asked to leave; `left`: the process ends in order; or an
-        action of the proof on the process: `leaves`, `frozen`, `thawed`, `killed`.
-    :ivar partition: '' for all.
-    """
-
-    time: float
-    kind: str
-    partition: str = ''
-    offset: int = 0
-    number: int = 0
-
-
-class Fault(NamedTuple):
-    """A fault of the brokers, or of a member.
-
-    :ivar partition: '' for all.
-    """
-
-    begin: float
-    end: float
-    kind: str
-    partition: str = ''
 
 
 @dataclass

@@ -1,12 +1,13 @@
 """Compare what is stored with what was sent; a check describes what is wrong, or returns ''."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
-from perf.spread import partition_of
+from perf.super_stream_wire import partition_of
 
-from .history import CONFIRMED, REFUSED, UNSENT, History
+from .history import CONFIRMED, REFUSED, UNSENT, Delivery, History, Messages
 
 LOST, REFUSED_STORED = 'confirmed and lost', 'refused and stored'
 NEVER_SENT, TWICE, ORDER = 'never sent', 'duplicated', 'out of order'
@@ -15,13 +16,18 @@ KEYS = 1_000
 
 
 def violations(
-    history: History, stored: Sequence[int], allowed: Callable[[int], float] | None = None
+    history: History,
+    stored: Sequence[int],
+    allowed: Callable[[int], float] | None = None,
+    *,
+    ordered: bool = True,
 ) -> dict[str, list[int]]:
     """The numbers of the messages that contradict the history, by kind of violation.
 
     :param stored: numbers in the order of the stream.
     :param allowed: how often a message may be stored; by default once if the publisher is named,
         and any number of times otherwise.
+    :param ordered: whether all messages were sent one after the other.
     """
     counts = Counter(stored)
     outcomes = history.outcomes
@@ -31,7 +37,7 @@ def violations(
         REFUSED_STORED: [n for n in counts if is_sent(history, n) and outcomes[n] == REFUSED],
         NEVER_SENT: [n for n in counts if not is_sent(history, n)],
         TWICE: [n for n, count in counts.items() if is_sent(history, n) and count > limit(n)],
-        ORDER: unordered(stored) if history.named or allowed else [],
+        ORDER: unordered(stored) if ordered and (history.named or allowed) else [],
     }
     return {kind: numbers for kind, numbers in found.items() if numbers}
 
@@ -68,6 +74,19 @@ def described(found: dict[str, list[int]]) -> str:
         for kind, numbers in found.items()
         if numbers
     )
+
+
+def undelivered(delivery: Delivery, stored: dict[str, Messages]) -> str:
+    """Check that a reader has received what is stored, in order and with its offsets."""
+    for stream, wanted in stored.items():
+        found = delivery.messages.get(stream, (array('q'), array('q')))
+        if found == wanted:
+            continue
+        pairs = zip_longest(zip(*found, strict=True), zip(*wanted, strict=True))
+        for i, (one, other) in enumerate(pairs):
+            if one != other:
+                return f'{stream}, message {i:,}: number and offset are {one}, not {other}'
+    return ''
 
 
 # -- keys

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from brokers import BrokerError
 from perf import environment
@@ -18,8 +19,6 @@ __all__ = ['main', 'parser']
 
 # Allowed values of settings.
 CHOICES = {'on': ('rabbitmq', 'memory'), 'how': ('pause', 'partition', 'roll')}
-# Settings whose values the proof checks.
-FREE = ('by', 'doing')
 
 
 class CommandError(Exception):
@@ -50,24 +49,19 @@ def parser() -> argparse.ArgumentParser:
     page.add_argument('files', type=Path, nargs='+', metavar='FILE')
     page.add_argument('--out', type=Path, metavar='FOLDER', help='default: doc')
     for proof in PROOFS.values():
-        command = commands.add_parser(proof.name, help=proof.title, description=do_prove.__doc__)
-        command.set_defaults(func=do_prove, proof=proof)
-        command.add_argument(
-            '--seed', type=int, metavar='S', help='seed of all random choices; default: random'
-        )
+        prove = commands.add_parser(proof.name, help=proof.title, description=do_prove.__doc__)
+        prove.set_defaults(func=do_prove, proof=proof)
+        prove.add_argument('--seed', type=int, metavar='S', help='of all random choices')
+        prove.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON)')
         for name, default in proof.settings.items():
-            about = SETTINGS[name]
+            kind: dict[str, Any] = {'choices': CHOICES.get(name)}
             if default is False:
-                command.add_argument(f'--{name}', action='store_true', help=about)
-                continue
-            about += f'; default: {default}'
-            if name in FREE:
-                command.add_argument(f'--{name}', metavar='HOW', help=about)
-            elif name in CHOICES:
-                command.add_argument(f'--{name}', choices=CHOICES[name], help=about)
-            else:
-                command.add_argument(f'--{name}', type=at_least_one, metavar='N', help=about)
-        command.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON)')
+                kind = {'action': 'store_true'}
+            elif isinstance(default, int):
+                kind = {'type': at_least_one, 'metavar': 'N'}
+            prove.add_argument(
+                f'--{name}', default=default, help=f'{SETTINGS[name]}; default: {default}', **kind
+            )
     return main
 
 
@@ -98,7 +92,7 @@ def do_prove(args: argparse.Namespace) -> int:
             raise CommandError(f"{name} is not installed; run: pip install '.[perf]'")
     from . import run
 
-    settings = {name: value for name in args.proof.settings if (value := getattr(args, name))}
+    settings = {name: getattr(args, name) for name in args.proof.settings}
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
     this = run.Run(args.proof, seed, **settings)
     path = args.out or run.default_path(environment.folder() / 'proofs' / 'results', this)

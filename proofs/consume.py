@@ -1,14 +1,15 @@
 """Proofs of consuming: each message arrives once and in order while others are published."""
 
 import asyncio
-from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import rbfly.streams as rbs
 
+from .checker import undelivered
 from .fault_injection import FaultInjection, Gate
+from .history import Delivery
 from .processes import publishing
 from .run import ProofError, Run
 from .test_bed import ENTRY_DOWN, ClusterBed, body
@@ -54,11 +55,11 @@ WAYS: dict[str, Callable[[Any], Messages]] = {
 
 
 async def read_all(
-    run: Run, client: rbs.StreamsClient, stream: str, offsets: 'array[int] | None' = None
+    run: Run, client: rbs.StreamsClient, stream: str, delivery: Delivery | None = None
 ) -> bool:
     """Consume all messages; stop at the first whose body differs from the published one.
 
-    :param offsets: receives the offsets of the messages.
+    :param delivery: records the messages.
     """
     if run['by'] not in WAYS:
         raise ProofError(f'unknown way of consuming --by {run["by"]}; use {", ".join(WAYS)}')
@@ -73,8 +74,8 @@ async def read_all(
             if message != body(expected):
                 wrong = f'received {message!r} instead of {expected:,}'
                 break
-            if offsets is not None:
-                offsets.append(offset)
+            if delivery is not None:
+                delivery.receive(stream, offset, expected)
             expected += 1
             run.done = expected
             if expected == total:
@@ -89,7 +90,7 @@ async def consume(run: Run, bed: ClusterBed) -> None:
     total = run['messages']
     gate = Gate(total)
     faults = FaultInjection(run, bed, gate, {'down': total * ENTRY_DOWN})
-    offsets = array('q')
+    delivery = Delivery()
     async with bed.stream() as stream, publishing(bed, stream, total) as limit:
         async with (
             rbs.streams_client(bed.uris, connection_name='proof') as client,
@@ -99,11 +100,12 @@ async def consume(run: Run, bed: ClusterBed) -> None:
                 group.create_task(lead(run, gate, limit)),
                 group.create_task(faults.drive(stream)),
             ]
-            if not await read_all(run, client, stream, offsets):
+            if not await read_all(run, client, stream, delivery):
                 for task in others:
                     task.cancel()
-        _, stored = await bed.stored(stream)
-    run.check('offsets equal those of the stored messages', offsets == stored[: len(offsets)])
+        stored = await bed.stored(stream)
+    wrong = undelivered(delivery, {stream: stored})
+    run.check_none('the messages and their offsets are those that are stored', wrong)
     down = sum(bed.carried('down'))
     run.check('the traffic went through the proxies', down >= total * ENTRY_DOWN, f'{down:,} bytes')
     faults.check()

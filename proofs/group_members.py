@@ -24,7 +24,7 @@ from rbfly.error import RbFlyError
 from rbfly.net.connection import Connection
 from rbfly.streams import events
 
-from .active_periods import Record
+from .history import Record
 
 GROUP = 'proof'
 EVERY = 50  # messages after which a member stores its offset

@@ -2,22 +2,19 @@
 
 import asyncio
 import time
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import rbfly.streams as rbs
-
-from .active_periods import CLAIMS, Fault, Timeline, causes, gaps
-from .checker import ORDER, described, key_of, keys_unordered, misplaced, violations
+from .active_periods import CLAIMS, Timeline, causes, gaps
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
-from .history import CONFIRMED, History
-from .publish import NAME
+from .history import CONFIRMED, Fault, History, Messages
+from .publish import NAME, publisher_to
 from .run import Run
-from .test_bed import Bed, ClusterBed, Stored, body
+from .super_streams import check_stored
+from .test_bed import Bed, ClusterBed, body
 
 RATE = 500  # messages per second
 BATCH = 50
@@ -199,11 +196,12 @@ async def group_churn(run: Run, bed: Bed) -> None:
                 async with asyncio.TaskGroup() as tasks:
                     loading = tasks.create_task(publish(run, bed, stream, end))
                     tasks.create_task(team.disturb(partitions, end))
-                bed.heal()
+                await bed.call('heal')
                 await team.thaw()
                 stored = {name: await bed.stored(name) for name in partitions}
                 count = sum(len(numbers) for numbers, _ in stored.values())
-                await read_to_end(run, team, count, partitions)
+                if not await run.reach(count, team.received, READ):
+                    run.found['stuck'] = await team.describe(partitions)
                 end = time.monotonic()
                 codes = await team.end()
             finally:
@@ -217,10 +215,7 @@ async def group_churn(run: Run, bed: Bed) -> None:
 async def publish(run: Run, bed: Bed, stream: str, end: float) -> History:
     """Publish at a steady rate; return what was confirmed."""
     history = History('', stream, True, run['seconds'] * RATE + BATCH)
-    async with (
-        rbs.streams_client(bed.uris, connection_name='proof') as client,
-        client.super_stream(stream).publisher(name=NAME, route=rbs.by_hash(key_of)) as publisher,
-    ):
+    async with publisher_to(bed, stream, NAME, by_key=True) as publisher:
         while time.monotonic() < end:
             numbers = history.take(BATCH)
             await publisher.send_many(map(body, numbers))
@@ -230,28 +225,7 @@ async def publish(run: Run, bed: Bed, stream: str, end: float) -> History:
     return history
 
 
-async def read_to_end(run: Run, team: Team, count: int, partitions: Sequence[str]) -> None:
-    """Wait until the members have received so many messages, or make no progress."""
-    last = -1
-    limit = time.monotonic() + READ
-    while last < count and time.monotonic() < limit:
-        if (now := team.received()) > last:
-            last, limit = now, time.monotonic() + READ
-        run.done += 1
-        await asyncio.sleep(TICK)
-    if last < count:
-        run.found['stuck'] = await team.describe(partitions)
-
-
-def check_stored(run: Run, history: History, stored: Sequence['array[int]']) -> None:
-    """Check that what was published is stored once, and each key in order."""
-    wrong = violations(history, [number for part in stored for number in part])
-    wrong.pop(ORDER, None)  # only that of each key matters
-    run.check('every message is stored once', not wrong, described(wrong) or f'{history.next:,}')
-    run.check_none('keys are in order', misplaced(stored) or keys_unordered(stored))
-
-
-def check_group(run: Run, team: Team, stored: dict[str, Stored], end: float) -> None:
+def check_group(run: Run, team: Team, stored: dict[str, Messages], end: float) -> None:
     """Check the messages that the members have received, and when they were active."""
     histories = [sorted(member.records, key=lambda item: item.time) for member in team.all]
     losing = [item for item in team.faults if item.kind in LOSING]
@@ -317,8 +291,7 @@ def check_gaps(run: Run, team: Team, lines: Sequence[Timeline], end: float) -> N
             if seconds > max(LIMITS[kind] for kind in kinds) + 3 * team.stranded:
                 late.append(f'{line.partition}: {seconds:.1f} s after {", ".join(kinds)}')
     run.check_none(
-        'each partition has an active member again in time',
-        late and f'{len(late)} late; {late[0]}',
+        'each partition has an active member again in time', late and f'{len(late)} late; {late[0]}'
     )
     run.check('each partition has an active member', all(line.periods for line in lines))
     for cause in LIMITS:

@@ -1,7 +1,13 @@
-"""The history of one publisher's messages: who sent what and when, and what the calls reported."""
+"""The history of a run: what was sent, confirmed, delivered and stored, and which faults occurred.
+
+Messages have numbers, which are their bodies.
+"""
 
 from array import array
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+Messages = tuple['array[int]', 'array[int]']  # numbers and offsets, in the order of a stream
 
 UNSENT, UNKNOWN, CONFIRMED, REFUSED = range(4)
 
@@ -21,12 +27,7 @@ class History:
     """
 
     def __init__(
-        self,
-        label: str,
-        stream: str,
-        named: bool,
-        total: int,
-        epoch: Callable[[], int] = lambda: 0,
+        self, label: str, stream: str, named: bool, total: int, epoch: Callable[[], int] = lambda: 0
     ) -> None:
         self.label = label
         self.stream = stream
@@ -58,3 +59,55 @@ class History:
         for number in numbers:
             self.outcomes[number] = outcome
             self.returned[number] = epoch
+
+
+class Delivery:
+    """What one reader has received.
+
+    :ivar messages: from each stream, in order.
+    """
+
+    def __init__(self) -> None:
+        self.messages: dict[str, Messages] = {}
+        self.count = 0
+
+    def receive(self, stream: str, offset: int, number: int) -> None:
+        found = self.messages.get(stream)
+        if found is None:
+            found = self.messages[stream] = array('q'), array('q')
+        found[0].append(number)
+        found[1].append(offset)
+        self.count += 1
+
+    def next(self, stream: str) -> int:
+        """The offset after that of the last message."""
+        return self.messages[stream][1][-1] + 1 if stream in self.messages else 0
+
+
+class Record(NamedTuple):
+    """What a member of a group has noted.
+
+    :ivar kind: `message`: delivered; `stored`: the member has sent this offset to the broker;
+        `active`, `inactive`, `late`, `moved`, `lost`: events of the client; `error`: the iteration
+        has raised one; `joins`: it can be asked to leave; `left`: the process ends in order; or an
+        action of the proof on the process: `leaves`, `frozen`, `thawed`, `killed`.
+    :ivar partition: '' for all.
+    """
+
+    time: float
+    kind: str
+    partition: str = ''
+    offset: int = 0
+    number: int = 0
+
+
+class Fault(NamedTuple):
+    """A fault of the brokers, or of a member.
+
+    :ivar partition: '' for all.
+    """
+
+    begin: float
+    end: float
+    kind: str
+    partition: str = ''

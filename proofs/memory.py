@@ -20,10 +20,7 @@ GROWTH = 5 * 2**20  # bytes that a run may grow by after its warm-up
 WARM_UP = 10  # the first tenth of the messages is the warm-up
 SAMPLES = 100
 # A run may be larger than the disk, so the broker discards old messages.
-RETENTION = {
-    'max-length-bytes': '1000000000',
-    'stream-max-segment-size-bytes': '50000000',
-}
+RETENTION = {'max-length-bytes': '1000000000', 'stream-max-segment-size-bytes': '50000000'}
 LEAD = 2_000_000  # messages ahead of the consumer, far fewer than the broker keeps
 
 

@@ -22,6 +22,7 @@ from .catalogue import Proof, Value, command
 if TYPE_CHECKING:
     from .test_bed import Bed
 
+TICK = 0.05
 STUCK = 120.0  # seconds without progress after which a proof is stuck
 
 
@@ -68,6 +69,17 @@ class Run:
     def check_none(self, what: str, wrong: object) -> None:
         """Record a claim that holds if nothing is wrong."""
         self.check(what, not wrong, wrong or '')
+
+    async def reach(self, wanted: int, count: Callable[[], int], seconds: float) -> bool:
+        """Wait until a count reaches a number, or stays the same for some seconds."""
+        last = -1
+        limit = time.monotonic() + seconds
+        while last < wanted and time.monotonic() < limit:
+            if (now := count()) > last:
+                last, limit = now, time.monotonic() + seconds
+                self.done += 1
+            await asyncio.sleep(TICK)
+        return last >= wanted
 
     def check_returned(self) -> None:
         total = self['messages']

@@ -9,20 +9,21 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
+from random import Random
 from typing import Any, TypeVar
 
 from brokers import Progress, RabbitMQ
 from brokers.proxy import Direction, Proxy
 from brokers.state import free_ports
-from perf import spread, wire
+from perf import super_stream_wire, wire
 from rbfly.testing import StreamBroker
 from rbfly.testing.stream import Subscription
 
+from .history import Messages
 from .run import ProofError
 
 T = TypeVar('T')
 Faults = dict[str, Callable[[], Awaitable[Any]]]
-Stored = tuple['array[int]', 'array[int]']  # numbers and offsets
 
 ANSWER = 60.0  # seconds to create or delete a super stream of many partitions
 SETTLED = 60.0  # seconds to elect a leader and to restore replicas
@@ -86,13 +87,15 @@ class Bed:
         name = f'proof-{secrets.token_hex(4)}'
         # by default, the node that creates a super stream leads all of its partitions
         balanced = {'queue-leader-locator': 'balanced'}
-        parts = spread.partitions_of(name, count)
-        await self.ask(lambda connection: spread.create(connection, name, parts, balanced))
+        parts = super_stream_wire.partitions_of(name, count)
+        await self.ask(
+            lambda connection: super_stream_wire.create(connection, name, parts, balanced)
+        )
         try:
             yield name, parts
         finally:
             with suppress(wire.WireError, OSError):
-                await self.ask(lambda connection: spread.delete(connection, name))
+                await self.ask(lambda connection: super_stream_wire.delete(connection, name))
 
     async def write(self, stream: str, numbers: Sequence[int]) -> None:
         """Store messages in one chunk, without duplicates."""
@@ -106,7 +109,7 @@ class Bed:
 
         await self.ask(publish, stream)
 
-    async def stored(self, stream: str) -> Stored:
+    async def stored(self, stream: str) -> Messages:
         """Read the numbers and offsets of the messages that a stream's leader has stored."""
         return await self.ask(partial(read_stored, stream), stream)
 
@@ -147,15 +150,32 @@ class Bed:
 
     # -- faults
 
-    def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
-        """Functions that inject one fault each and return when it is over, by name."""
+    async def call(self, name: str, *args: Any) -> Any:
+        """Call a method of the in-memory broker, or do the same with the proxies."""
         raise NotImplementedError
 
-    def heal(self) -> None:
-        """End all faults that still last."""
+    async def awhile(self, rnd: Random, name: str, *args: Any, cut: bool = False) -> None:
+        """Inject a fault that lasts for some time."""
+        await self.call(name, *args)
+        if cut:
+            await self.call('cut')
+        await asyncio.sleep(rnd.uniform(0, 1.5))
+        await self.call('heal')
+
+    def faults(self, rnd: Random, streams: Sequence[str]) -> Faults:
+        """Functions that inject one fault each and return when it is over, by name."""
+        awhile = partial(self.awhile, rnd)
+        return {
+            'connections cut': partial(self.call, 'cut'),
+            'cut at a byte': lambda: self.call('cut', rnd.randrange(1, 100_000)),
+            'connections refused': partial(awhile, 'refuse', cut=True),
+            'stalled': partial(awhile, 'stall'),
+            'delayed': lambda: awhile('delay', rnd.uniform(0, 0.05)),
+            'split': lambda: awhile('split', rnd.randrange(20, 1000)),
+        }
 
 
-def read_stored(stream: str, connection: wire.Connection) -> Stored:
+def read_stored(stream: str, connection: wire.Connection) -> Messages:
     """Read the numbers and offsets of the messages in a stream."""
     numbers, offsets = array('q'), array('q')
     stats = connection.stats(stream)
@@ -197,7 +217,7 @@ async def with_proxies(broker: RabbitMQ, mqtt: int, seed: int) -> AsyncIterator[
         for i, node in enumerate(broker.nodes):
             proxy = Proxy((node.host, node.stream_port), port=node.advertised_port, seed=seed + i)
             proxies.append(await stack.enter_async_context(proxy))
-        yield ClusterBed(broker, proxies, mqtt)
+        yield ClusterBed(broker, proxies, mqtt, Random(seed))
 
 
 @asynccontextmanager
@@ -215,11 +235,14 @@ async def on_rabbitmq(nodes: int, seed: int) -> AsyncIterator['ClusterBed']:
 class ClusterBed(Bed):
     """One or several nodes of RabbitMQ, each behind a proxy."""
 
-    def __init__(self, broker: RabbitMQ, proxies: Sequence[Proxy], mqtt: int) -> None:
+    def __init__(
+        self, broker: RabbitMQ, proxies: Sequence[Proxy], mqtt: int, random: Random
+    ) -> None:
         super().__init__([proxy.uri for proxy in proxies], broker.uris)
         self.broker = broker
         self.proxies = proxies
         self.mqtt = mqtt
+        self.random = random
 
     @property
     def nodes(self) -> range:
@@ -235,12 +258,7 @@ class ClusterBed(Bed):
         return more.index(max(more))
 
     async def leader(
-        self,
-        stream: str,
-        *,
-        replicated: bool = False,
-        not_node: int = -1,
-        within: float = SETTLED,
+        self, stream: str, *, replicated: bool = False, not_node: int = -1, within: float = SETTLED
     ) -> int:
         """Wait for a stream to have a leader; return the number of the leader's node.
 
@@ -321,38 +339,31 @@ class ClusterBed(Bed):
             await asyncio.to_thread(self.broker.restart_node, node)
         return restarts
 
-    def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
-        proxies = self.proxies
-
-        async def cut() -> None:
-            for proxy in proxies:
+    async def call(self, name: str, *args: Any) -> None:
+        rnd = self.random
+        if name == 'cut' and args:
+            (size,) = args
+            direction: Direction = rnd.choice(('up', 'down'))
+            rnd.choice(self.proxies).cut_after(size, direction)
+            return
+        stalled = rnd.choice((('up',), ('down',), ('up', 'down')))
+        for proxy in self.proxies:
+            if name == 'cut':
                 proxy.cut(reset=rnd.random() < 0.5)
-
-        async def cut_at_a_byte() -> None:
-            rnd.choice(proxies).cut_after(rnd.randrange(1, 100_000), rnd.choice(('up', 'down')))
-
-        async def refuse() -> None:
-            for proxy in proxies:
+            elif name == 'refuse':
                 proxy.refuse()
-                proxy.cut()
-            await asyncio.sleep(rnd.uniform(0, 1))
-            for proxy in proxies:
+            elif name == 'stall':
+                proxy.stall(*stalled)
+            elif name == 'delay':
+                (proxy.delay,) = args
+            elif name == 'split':
+                proxy.split = True
+            else:
+                proxy.delay, proxy.split = 0.0, False
+                proxy.resume()
                 proxy.accept()
 
-        async def stall() -> None:
-            for proxy in proxies:
-                proxy.stall(*rnd.choice((('up',), ('down',), ('up', 'down'))))
-            await asyncio.sleep(rnd.uniform(0, 2))
-            for proxy in proxies:
-                proxy.resume()
-
-        async def slow(name: str, value: object) -> None:
-            for proxy in proxies:
-                setattr(proxy, name, value)
-            await asyncio.sleep(rnd.uniform(0, 2))
-            for proxy in proxies:
-                setattr(proxy, name, type(value)())
-
+    def faults(self, rnd: Random, streams: Sequence[str]) -> Faults:
         async def lose(how: str) -> None:
             await self.lose_node(rnd.choice(self.nodes), how)
             await self.replicated(streams)
@@ -364,24 +375,12 @@ class ClusterBed(Bed):
                 others = [node for node in self.nodes if node != before]
                 await self.move_leader(stream, before, rnd.choice(others))
 
-        return {
-            'connections cut': cut,
-            'cut at a byte': cut_at_a_byte,
-            'connections refused': refuse,
-            'stalled': stall,
-            'delayed': lambda: slow('delay', rnd.uniform(0, 0.05)),
-            'split': lambda: slow('split', True),
+        return super().faults(rnd, streams) | {
             'node killed': lambda: lose('kill'),
             'node stopped': lambda: lose('stop'),
             'node paused': lambda: self.pause_node(rnd.choice(self.nodes), rnd.uniform(0, 5)),
             'leader moved': move,
         }
-
-    def heal(self) -> None:
-        for proxy in self.proxies:
-            proxy.delay, proxy.split = 0.0, False
-            proxy.resume()
-            proxy.accept()
 
 
 # -- the in-memory broker
@@ -431,7 +430,6 @@ class MemoryBed(Bed):
         self.broker = broker
 
     async def call(self, name: str, *args: Any) -> Any:
-        """Call a method of the broker."""
         return await asyncio.to_thread(getattr(self.broker, name), *args)
 
     async def leader(self, stream: str, *, replicated: bool = False) -> int:
@@ -457,15 +455,8 @@ class MemoryBed(Bed):
             await self.call('cut')
             await self.call('heal')
 
-    def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
-        call = self.call
-
-        async def awhile(name: str, *args: Any, cut: bool = False) -> None:
-            await call(name, *args)
-            if cut:
-                await call('cut')
-            await asyncio.sleep(rnd.uniform(0, 1))
-            await call('heal')
+    def faults(self, rnd: Random, streams: Sequence[str]) -> Faults:
+        call, awhile = self.call, partial(self.awhile, rnd)
 
         async def lose_confirms() -> None:
             await call('lose_confirms', rnd.randrange(1, 500))
@@ -480,15 +471,9 @@ class MemoryBed(Bed):
             await call('start_node', node)
 
         def stream() -> str:
-            return str(rnd.choice(streams))
+            return rnd.choice(streams)
 
-        return {
-            'connections cut': partial(call, 'cut'),
-            'cut at a byte': lambda: call('cut', rnd.randrange(1, 100_000)),
-            'connections refused': partial(awhile, 'refuse', cut=True),
-            'stalled': partial(awhile, 'stall'),
-            'delayed': lambda: awhile('delay', rnd.uniform(0, 0.05)),
-            'split': lambda: awhile('split', rnd.randrange(20, 1000)),
+        return super().faults(rnd, streams) | {
             'silent': partial(awhile, 'silence'),
             'authentication refused': partial(awhile, 'fail_authentication', cut=True),
             'messages refused': lambda: call('publish_error', 0x11, rnd.randrange(1, 100)),
@@ -503,9 +488,6 @@ class MemoryBed(Bed):
             "broker's clock": lambda: call('advance', rnd.uniform(0, 100)),
             'node stopped': stop_node,
         }
-
-    def heal(self) -> None:
-        self.broker.heal()
 
 
 BEDS: dict[str, Callable[[int, int], AbstractAsyncContextManager[Bed]]] = {

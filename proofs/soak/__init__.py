@@ -16,8 +16,8 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 import rbfly.streams as rbs
 
-from ..active_periods import Fault
 from ..checker import LOST, ORDER, REFUSED_STORED, TWICE
+from ..history import Fault
 from ..memory import check_growth, resident
 from ..run import ProofError, Run
 from ..test_bed import Bed, MemoryBed
@@ -135,7 +135,7 @@ async def disturb(scene: Scene, movable: Sequence[str], clocks: bool) -> None:
             made[name] += 1
     finally:
         time.time = clock
-        bed.heal()
+        await bed.call('heal')
         run.found['faults injected'] = dict(sorted(made.items()))
 
 

@@ -7,16 +7,15 @@ and `check` compares the results of all calls with what the broker has stored.
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
-from ..active_periods import Fault
 from ..checker import violations
-from ..history import CONFIRMED, REFUSED, UNKNOWN, History
+from ..history import CONFIRMED, REFUSED, UNKNOWN, Fault, History
 from ..run import Run
 from ..test_bed import Bed, body
 
@@ -81,20 +80,22 @@ class Activity:
         self.histories: list[History] = []
         self.streams: list[str] = []
         self.movable: list[str] = []
-        self.background: list[Callable[[], Awaitable[None]]] = []
+        self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Create streams before the first fault, and delete them after the checks."""
         async with AsyncExitStack() as stack:
             await self.begin(stack)
-            tasks = [asyncio.ensure_future(work()) for work in self.background]
             try:
-                yield
+                async with asyncio.TaskGroup() as group:  # an error of one ends the round
+                    tasks = [group.create_task(work()) for work in self.background]
+                    try:
+                        yield
+                    finally:
+                        for task in tasks:
+                            task.cancel()
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
                 for stream in self.streams:
                     await self.bed.delete(stream)
 
@@ -153,6 +154,21 @@ class Activity:
         for number in numbers:
             publisher.batch(body(number))
         return numbers
+
+    @classmethod
+    async def send_each(
+        cls,
+        publisher: Any,
+        history: History,
+        numbers: Sequence[int],
+        timeout: Callable[[int], float] = lambda number: CONFIRM,
+    ) -> list[BaseException | None]:
+        """Send messages from many tasks; return the errors of the calls."""
+        sends = (publisher.send(body(i), timeout=timeout(i)) for i in numbers)
+        errors = await asyncio.gather(*sends, return_exceptions=True)
+        for number, error in zip(numbers, errors, strict=True):
+            history.note([number], cls.outcome(error))
+        return errors
 
     @staticmethod
     def outcome(error: BaseException | None) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 
 import rbfly.streams as rbs
 
+from ..checker import undelivered
 from ..consume import WAYS as CONSUME
-from ..history import CONFIRMED, History
+from ..history import CONFIRMED, Delivery, History, Messages
 from ..test_bed import body
 from .activity import CONFIRM, MESSAGES, Activity
 
@@ -23,14 +24,15 @@ SLOW = f'call of more than {2 * CONFIRM:.0f} s'
 async def by_send(publisher: rbs.Publisher, history: History) -> bool:
     """Send from many tasks, some of which soon give up; return whether the publisher is usable."""
     numbers = history.take(30)
-    sends = (publisher.send(body(i), timeout=CONFIRM if i % 5 else IMPATIENT) for i in numbers)
-    usable = True
-    errors = await asyncio.gather(*sends, return_exceptions=True)
-    for number, error in zip(numbers, errors, strict=True):
-        history.note([number], Activity.outcome(error))
-        if not (error is None or isinstance(error, rbs.PublishError)):
-            usable = usable and not number % 5 and isinstance(error, rbs.ConfirmTimeout)
-    return usable
+    errors = await Activity.send_each(
+        publisher, history, numbers, lambda number: CONFIRM if number % 5 else IMPATIENT
+    )
+    return all(
+        error is None
+        or isinstance(error, rbs.PublishError)
+        or (not number % 5 and isinstance(error, rbs.ConfirmTimeout))
+        for number, error in zip(numbers, errors, strict=True)
+    )
 
 
 async def by_flush(publisher: rbs.Publisher, history: History) -> bool:
@@ -70,25 +72,26 @@ READERS = (
 class Reader:
     """Reads a whole stream, with a new subscription after each failure.
 
-    :ivar numbers: numbers of the messages received.
-    :ivar next: offset of the next message.
     :ivar repeating: messages after the last stored offset may arrive again.
     """
 
     def __init__(self, how: str, stream: str) -> None:
         self.how = how
         self.stream = stream
-        self.numbers = array('q')
-        self.next = 0
+        self.delivery = Delivery()
         self.repeating = False
         self.ended = False
+
+    def next(self) -> int:
+        """The offset of the next message."""
+        return self.delivery.next(self.stream)
 
     def options(self) -> dict[str, Any]:
         if self.how == 'tracking':
             self.repeating = True
             tracking = rbs.OffsetTracking('soak', every=500)
             return {'offset': rbs.Offset.reference('soak'), 'commit': tracking}
-        offset = {'offset': rbs.Offset.offset(self.next)}
+        offset = {'offset': rbs.Offset.offset(self.next())}
         if self.how == 'filter':
             return {**offset, 'filter': rbs.MessageFilter(kind, {'even'})}
         return offset
@@ -97,7 +100,7 @@ class Reader:
 class Everyday(Activity):
     """Publishes in all ways at a steady pace, and reads each stream in several ways.
 
-    :ivar stored: numbers in each stream at the end.
+    :ivar stored: the messages in each stream at the end.
     """
 
     async def begin(self, stack: AsyncExitStack) -> None:
@@ -107,7 +110,7 @@ class Everyday(Activity):
         by_way = {history.label: history.stream for history in self.histories}
         self.readers = [Reader(how, by_way[way]) for how, way in READERS]
         self.background = [partial(self.consume, reader) for reader in self.readers]
-        self.stored: dict[str, array[int]] = {}
+        self.stored: dict[str, Messages] = {}
 
     async def run(self) -> None:
         over = self.scene.over
@@ -132,19 +135,20 @@ class Everyday(Activity):
                     scene.longest = max(scene.longest, loop.time() - began)
                     scene.run.found['calls'] = scene.run.found.get('calls', 0) + 1
 
-    def wanted(self, reader: Reader) -> 'array[int] | None':
-        """The numbers that a reader must receive, or None while they are unknown."""
+    def wanted(self, reader: Reader) -> Messages | None:
+        """The messages that a reader must receive, or None while they are unknown."""
         stored = self.stored.get(reader.stream)
         if stored is None or reader.how != 'filter':
             return stored
-        return array('q', (number for number in stored if number % 2 == 0))
+        even = [(number, offset) for number, offset in zip(*stored, strict=True) if not number % 2]
+        return array('q', (number for number, _ in even)), array('q', (at for _, at in even))
 
     async def consume(self, reader: Reader) -> None:
         """Read until all stored messages have arrived."""
 
         def ended() -> bool:
             wanted = self.wanted(reader)
-            return wanted is not None and len(reader.numbers) >= len(wanted)
+            return wanted is not None and reader.delivery.count >= len(wanted[0])
 
         async def read() -> None:
             try:
@@ -179,34 +183,36 @@ class Everyday(Activity):
     def receive(self, reader: Reader, offset: int, data: Any) -> None:
         """Record a message."""
         self.scene.progress()
-        if offset < reader.next:
+        if offset < reader.next():
             if reader.repeating:
                 return
             self.wrong('offset out of turn')
         reader.repeating = False
-        reader.next = offset + 1
-        reader.numbers.append(int(data))
+        reader.delivery.receive(reader.stream, offset, int(data))
 
     async def calm(self) -> None:
         """Wait until the readers have read everything."""
         for history in self.histories:
-            self.stored[history.stream], _ = await self.bed.stored(history.stream)
+            self.stored[history.stream] = await self.bed.stored(history.stream)
         while not all(reader.ended for reader in self.readers):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     async def check(self) -> None:
         scene, found = self.scene, self.scene.run.found
         for history in self.histories:
-            self.compare(history, self.stored[history.stream])
+            self.compare(history, self.stored[history.stream][0])
             if CONFIRMED not in history.outcomes:
                 self.wrong(f'{history.label} confirmed nothing')
         for reader in self.readers:
-            if reader.numbers != self.wanted(reader):
-                self.wrong(f'{reader.how} differ from stored messages')
+            wanted = self.wanted(reader)
+            assert wanted is not None
+            if wrong := undelivered(reader.delivery, {reader.stream: wanted}):
+                self.wrong(f'read by {reader.how}: {wrong}')
         if scene.longest > 2 * CONFIRM:
             self.wrong(SLOW)
         longest = max(found.get('longest call, seconds', 0.0), round(scene.longest, 3))
         found['longest call, seconds'] = longest
-        found['stored'] = found.get('stored', 0) + sum(map(len, self.stored.values()))
-        read = sum(len(reader.numbers) for reader in self.readers)
+        stored = sum(len(numbers) for numbers, _ in self.stored.values())
+        found['stored'] = found.get('stored', 0) + stored
+        read = sum(reader.delivery.count for reader in self.readers)
         found['read'] = found.get('read', 0) + read

@@ -1,14 +1,15 @@
 """A consumer group in a soak: its members join and leave while messages are published by key."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
-from ..active_periods import NOT_AFTER, NOT_AGAIN, Record, Timeline
+from ..active_periods import NOT_AFTER, NOT_AGAIN, Timeline
 from ..group_members import Note, note_events, options, read
+from ..history import Record
 from .activity import CONFIRM
 from .super_stream import SuperStream
 
@@ -80,9 +81,9 @@ class Groups(SuperStream):
             reading.cancel()
             await asyncio.wait([reading])
 
-    def reached(self) -> Callable[[], bool]:
+    def all_read(self) -> bool:
         wanted = {name: set(numbers) for name, (numbers, _) in self.stored.items() if numbers}
-        return lambda: self.received == wanted
+        return self.received == wanted
 
     def check_read(self) -> None:
         faults = [item for item in self.scene.faults if item.kind in LOSING]

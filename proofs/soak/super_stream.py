@@ -1,14 +1,11 @@
 """A super stream in a soak: published by key, and read as one subscription."""
 
-import asyncio
-from array import array
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 import rbfly.streams as rbs
 
-from ..checker import key_of, keys_unordered, misplaced
-from ..history import CONFIRMED, History
+from ..checker import key_of, keys_unordered, misplaced, undelivered
+from ..history import CONFIRMED, Delivery, History
 from ..test_bed import body
 from .activity import CONFIRM, MESSAGES, SHARE, Activity
 
@@ -18,9 +15,8 @@ PARTITIONS = 4
 class SuperStream(Activity):
     """Publishes by key with a name, and reads all partitions with one subscription.
 
-    :ivar found: numbers read from each partition.
-    :ivar next: offset of the next message of each partition.
-    :ivar stored: numbers and offsets in each partition at the end.
+    :ivar delivery: what the subscription has received.
+    :ivar stored: the messages in each partition at the end.
     """
 
     label = 'super stream'
@@ -28,8 +24,7 @@ class SuperStream(Activity):
     async def begin(self, stack: AsyncExitStack) -> None:
         name, self.partitions = await stack.enter_async_context(self.bed.super_stream(PARTITIONS))
         self.sent = History(self.label, name, True, MESSAGES)
-        self.found = {partition: array('q') for partition in self.partitions}
-        self.next = dict.fromkeys(self.partitions, 0)
+        self.delivery = Delivery()
         self.background = [self.read]
 
     async def once(self) -> None:
@@ -47,18 +42,17 @@ class SuperStream(Activity):
                     await publisher.send_many(map(body, numbers), timeout=CONFIRM)
                     sent.note(numbers, CONFIRMED)
                     continue
-                sends = (publisher.send(body(number), timeout=CONFIRM) for number in numbers)
-                errors = await asyncio.gather(*sends, return_exceptions=True)
-                for number, error in zip(numbers, errors, strict=True):
-                    sent.note([number], self.outcome(error))
-                if failed := [error for error in errors if error is not None]:
-                    raise failed[0]
+                for error in filter(None, await self.send_each(publisher, sent, numbers)):
+                    raise error
 
     async def read(self) -> None:
         async def read() -> None:
             try:
                 async with self.scene.client.super_stream(self.sent.stream).subscribe(
-                    offset={name: rbs.Offset.offset(offset) for name, offset in self.next.items()}
+                    offset={
+                        name: rbs.Offset.offset(self.delivery.next(name))
+                        for name in self.partitions
+                    }
                 ) as subscription:
                     async for message in subscription.messages():
                         self.receive(message)
@@ -69,12 +63,12 @@ class SuperStream(Activity):
         await self.repeat(read)
 
     def receive(self, message: rbs.MessageCtx) -> None:
-        assert message.stream is not None
-        if message.stream_offset < self.next[message.stream]:
-            self.wrong('super stream: offset out of turn')
-        self.next[message.stream] = message.stream_offset + 1
+        stream, offset = message.stream, message.stream_offset
+        assert stream is not None
         assert isinstance(message.body, bytes)
-        self.found[message.stream].append(int(message.body))
+        if offset < self.delivery.next(stream):
+            self.wrong('super stream: offset out of turn')
+        self.delivery.receive(stream, offset, int(message.body))
         self.scene.progress()
 
     async def calm(self) -> None:
@@ -82,12 +76,12 @@ class SuperStream(Activity):
         await self.publish(20, MESSAGES)
         self.stored = {name: await self.bed.stored(name) for name in self.partitions}
         with suppress(TimeoutError):
-            await self.until(self.reached())
+            await self.until(self.all_read)
 
-    def reached(self) -> Callable[[], bool]:
-        """A function that tells whether the readers have received everything."""
-        wanted = {name: numbers for name, (numbers, _) in self.stored.items()}
-        return lambda: self.found == wanted
+    def all_read(self) -> bool:
+        """Whether everything that is stored has been received."""
+        wanted = {name: messages for name, messages in self.stored.items() if messages[0]}
+        return self.delivery.messages == wanted
 
     async def check(self) -> None:
         """Compare what is stored with the outcomes of the calls, and with what was read."""
@@ -100,5 +94,5 @@ class SuperStream(Activity):
         self.check_read()
 
     def check_read(self) -> None:
-        if not self.reached()():
-            self.wrong('super stream: messages read differ from stored messages')
+        if wrong := undelivered(self.delivery, self.stored):
+            self.wrong(f'{self.label}: {wrong}')

@@ -6,6 +6,7 @@ import json
 import random
 import struct
 import zlib
+from array import array
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +25,13 @@ from proofs.checker import (
     REFUSED_STORED,
     TWICE,
     described,
+    undelivered,
     unordered,
     unordered_by,
     violations,
 )
 from proofs.fault_injection import Gate, plan_cuts
-from proofs.history import CONFIRMED, REFUSED, History
+from proofs.history import CONFIRMED, REFUSED, Delivery, History
 from proofs.processes import portions
 from proofs.publish import check_stored
 from proofs.run import ProofError, Run, default_path
@@ -118,6 +120,31 @@ def test_order_of_first_copies(numbers: list[int], wrong: list[int]) -> None:
 def test_order_of_each_task() -> None:
     assert unordered_by([10, 0, 11, 1, 2, 12], lambda number: number // 10) == ''
     assert unordered_by([10, 0, 12, 1, 2, 11], lambda n: n // 10) == '1: 11 comes too late'
+
+
+@pytest.mark.parametrize(
+    ('received', 'wrong'),
+    [
+        ([(0, 5), (2, 6), (3, 7)], ''),
+        ([(0, 5), (2, 6)], 'a, message 2: number and offset are None, not (7, 3)'),
+        (
+            [(0, 5), (2, 6), (2, 6), (3, 7)],
+            'a, message 2: number and offset are (6, 2), not (7, 3)',
+        ),
+        ([(0, 5), (3, 7), (2, 6)], 'a, message 1: number and offset are (7, 3), not (6, 2)'),
+        ([(0, 5), (1, 6), (3, 7)], 'a, message 1: number and offset are (6, 1), not (6, 2)'),
+    ],
+)
+def test_delivery_is_compared_with_what_is_stored(
+    received: list[tuple[int, int]], wrong: str
+) -> None:
+    delivery = Delivery()
+    for offset, number in received:
+        delivery.receive('a', offset, number)
+    stored = array('q', [5, 6, 7]), array('q', [0, 2, 3])
+    assert undelivered(delivery, {'a': stored, 'b': (array('q'), array('q'))}) == wrong
+    assert delivery.next('a') == received[-1][0] + 1
+    assert delivery.next('b') == 0
 
 
 # -- chunks and metadata, read without the client

@@ -12,12 +12,11 @@ from proofs.active_periods import (
     NOT_AGAIN,
     NOT_BEFORE,
     ORDER,
-    Fault,
-    Record,
     Timeline,
     causes,
     gaps,
 )
+from proofs.history import Fault, Record
 from tests.proofs.short_runs import Beds, beds, holds, run_in_memory
 
 COUNT = 400  # messages, with two offsets each

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from perf.spread import partition_of
+from perf.super_stream_wire import partition_of
 from proofs.checker import keys_unordered, misplaced
+from proofs.history import Messages
+from proofs.test_bed import MemoryBed
 from tests.proofs.short_runs import Beds, beds, holds, run_in_memory
 
 
@@ -48,6 +50,30 @@ async def test_super_cuts_in_memory(by: str, unnamed: bool) -> None:
         'super-cuts', messages=30_000, cuts=5, services=3, by=by, unnamed=unnamed
     )
     assert run.holds, '\n'.join(run.summary())
+
+
+@pytest.mark.parametrize('copies', [0, 2])
+async def test_super_cuts_fail_if_a_message_is_lost_or_duplicated(
+    copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = MemoryBed.stored
+    changed = False
+
+    async def stored(self: MemoryBed, stream: str) -> Messages:
+        nonlocal changed
+        numbers, offsets = await read(self, stream)
+        if numbers and not changed:
+            changed = True
+            numbers[:1] *= copies
+            offsets[:1] *= copies
+        return numbers, offsets
+
+    monkeypatch.setattr(MemoryBed, 'stored', stored)
+    monkeypatch.setattr('proofs.super_streams.READ', 0.1)
+    run = await run_in_memory('super-cuts', messages=2_000, cuts=1, services=1)
+    assert not run.error
+    wrong = [item['what'] for item in run.checks if not item['holds']]
+    assert wrong == ['stored exactly once', 'a subscription has read each partition']
 
 
 @pytest.fixture(scope='module')
