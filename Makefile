@@ -36,6 +36,8 @@ help:  ## list the targets
 
 # -- set-up
 
+# Else each process would compile what it imports of the checkout.
+unexport PYTHONDONTWRITEBYTECODE
 demo test: export RBFLY_INSTALL = 1
 
 $(BIN)/python:

@@ -9,8 +9,7 @@ from pathlib import Path
 from brokers import RabbitMQ
 from brokers import cli as brokers
 
-from . import environment, lanes, target
-from .lanes import studies
+from . import broker_address, environment, lanes
 from .results import ResultsError, read
 from .runs import (
     QUICK_ROUNDS,
@@ -21,8 +20,6 @@ from .runs import (
     say,
 )
 
-__all__ = ['main']
-
 EPILOG = """\
 examples:
   python -m perf --quick                     rough results in a few minutes
@@ -30,8 +27,8 @@ examples:
   python -m perf --scenario sizes,latency    two of the studies
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
   python -m perf --resume                    resume the latest run
-  python -m perf compare old.jsonl new.jsonl
-  python -m perf report run.jsonl            write doc/performance.rst and its figures
+  python -m perf compare old.jsonl.xz new.jsonl.xz
+  python -m perf report run.jsonl.xz         write doc/performance.rst
   python -m perf instructions                count the codec's instructions with valgrind
 
 Set RBFLY_URI and RBFLY_KAFKA to use running brokers; otherwise brokers are started on loopback.
@@ -105,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         '--rounds',
         type=at_least_one,
         metavar='N',
-        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {studies.ROUNDS} for studies',
+        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {lanes.ROUNDS} for studies',
     )
     run.add_argument(
         '--scale',
@@ -121,7 +118,12 @@ def parser() -> argparse.ArgumentParser:
     size.add_argument('--quick', action='store_true', help='few messages, few rounds')
     size.add_argument('--full', action='store_true', help='the full number of messages (scale 1)')
     run.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
-    run.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON lines)')
+    run.add_argument(
+        '--out',
+        type=Path,
+        metavar='FILE',
+        help='result file (JSON lines); it is compressed, and named .xz, when the run is complete',
+    )
 
     compare = commands.add_parser(
         'compare', help='compare two result files', description=do_compare.__doc__
@@ -205,7 +207,7 @@ def do_instructions(args: argparse.Namespace) -> int:
         instructions.check()
         chosen = instructions.chosen(args.lanes)
         for lane in chosen:
-            if reason := lanes.missing(lane.library):
+            if reason := lanes.missing(lane):
                 raise CommandError(f'{lane.name}: {reason}')
         earlier = instructions.load(args.against) if args.against else None
         found = instructions.measure([lane.name for lane in chosen], keep=args.keep)
@@ -220,22 +222,21 @@ def do_instructions(args: argparse.Namespace) -> int:
 
 
 def do_report(args: argparse.Namespace) -> int:
-    """Write performance.rst with its figures from result files only."""
+    """Write performance.rst from result files only."""
     from . import report
 
     try:
         written = report.write(args.files, args.out or environment.folder() / 'doc')
     except report.ReportError as ex:
         raise CommandError(str(ex)) from None
-    for path in written:
-        print(path)
+    print(written)
     return 0
 
 
 def do_list(args: argparse.Namespace) -> int:
     """List scenarios, lanes, messages per round, and missing requirements."""
-    for scenario, about in lanes.SCENARIOS.items():
-        print(f'{scenario}: {about}')
+    for scenario, found in lanes.SCENARIOS.items():
+        print(f'{scenario}: {found.about}')
         for kind in lanes.KINDS.values():
             if kind.scenario != scenario:
                 continue
@@ -248,12 +249,12 @@ def do_list(args: argparse.Namespace) -> int:
             for lane in lanes.LANES.values():
                 if lane.kind == kind:
                     floor = ' (floor)' if lane.is_floor else ''
-                    reason = lanes.missing(lane.library)
+                    reason = lanes.missing(lane)
                     print(f'    {lane.name}{floor}{": " if reason else ""}{reason}')
         print()
     print('How the lanes use each library:')
-    for library in lanes.LIBRARIES.values():
-        print(f'  {library.name}: {library.how}')
+    for use in lanes.USES:
+        print(f'  {use.library.name}: {use.how}')
     return 0
 
 
@@ -275,7 +276,7 @@ def do_demo(args: argparse.Namespace) -> int:
             where = 'an in-memory broker, in a thread of this process'
             uri = stack.enter_context(StreamBroker()).uri
         else:
-            where, uri = '', target.address('rabbitmq')
+            where, uri = '', broker_address.find('rabbitmq')
         try:
             demo.run(uri, args.count, where)
         except BrokenPipeError:  # of standard output
@@ -293,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return int(args.func(args))
-    except (CommandError, ResultsError, target.TargetError) as ex:
+    except (CommandError, ResultsError, broker_address.AddressError) as ex:
         say(f'perf: {ex}')
         return 2
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby, zip_longest
 
-from perf.spread import partition_of
+from perf.super_stream_wire import partition_of
 
 from .history import CONFIRMED, REFUSED, UNSENT, Delivery, History, Messages
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from brokers import Progress, RabbitMQ
 from brokers.proxy import Direction, Proxy
 from brokers.state import free_ports
-from perf import spread, wire
+from perf import super_stream_wire, wire
 from rbfly.testing import StreamBroker
 from rbfly.testing.stream import Subscription
 
@@ -87,13 +87,15 @@ class Bed:
         name = f'proof-{secrets.token_hex(4)}'
         # by default, the node that creates a super stream leads all of its partitions
         balanced = {'queue-leader-locator': 'balanced'}
-        parts = spread.partitions_of(name, count)
-        await self.ask(lambda connection: spread.create(connection, name, parts, balanced))
+        parts = super_stream_wire.partitions_of(name, count)
+        await self.ask(
+            lambda connection: super_stream_wire.create(connection, name, parts, balanced)
+        )
         try:
             yield name, parts
         finally:
             with suppress(wire.WireError, OSError):
-                await self.ask(lambda connection: spread.delete(connection, name))
+                await self.ask(lambda connection: super_stream_wire.delete(connection, name))
 
     async def write(self, stream: str, numbers: Sequence[int]) -> None:
         """Store messages in one chunk, without duplicates."""

@@ -8,6 +8,28 @@ def cluster_of(client: Any) -> Any:
     return client._cluster
 
 
+def pool_of(client: Any) -> Any:
+    """Return the connections of a client, by role, and its connects."""
+    return cluster_of(client)._pool
+
+
+def dialer_of(client: Any) -> Any:
+    """Return what a client knows about the addresses of its brokers."""
+    return cluster_of(client)._dialer
+
+
+def locator_of(client: Any) -> Any:
+    """Return the part of a client that asks where streams are."""
+    return cluster_of(client)._locator
+
+
+def use_settings_of(other: Any, client: Any) -> None:
+    """Let a client connect to the broker of another client."""
+    settings = cluster_of(other).settings
+    cluster_of(client).settings = settings
+    pool_of(client)._settings = dialer_of(client)._settings = settings
+
+
 def session_of(user: Any) -> Any:
     """Return the session of a publisher or a subscription."""
     return user._session

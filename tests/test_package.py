@@ -38,7 +38,7 @@ IMPORTED = {'cython_runtime', 'datetime', 'rbfly', 'zlib'}
 CLIENT = 'client = rbs.streams_client("rabbitmq-stream://localhost/")\n'
 PUBLISH = CLIENT + 'client.publisher("orders").close()'
 SUBSCRIBE = f'async def main():\n    {CLIENT}    client.subscribe("orders")\nasyncio.run(main())'
-CONSUMING = {'_consume', '_group', '_offsets.tracking'}
+CONSUMING = {'_consume', '_group', '_offsets.store', '_offsets.tracking'}
 PARTS = {'_publish', '_super_stream', 'compat', 'events', *CONSUMING}
 USES = {
     'import': ('', set()),

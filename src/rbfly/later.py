@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 class Later:
@@ -38,3 +38,9 @@ def later(module: str, names: dict[str, str]) -> Callable[[str], Any]:
         return value
 
     return get
+
+
+if TYPE_CHECKING:
+    import datetime as datetime
+else:
+    datetime = Later('datetime')

@@ -15,7 +15,7 @@ from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
-from tests.inside import cluster_of
+from tests.inside import cluster_of, pool_of
 
 LIMIT = 0.05  # timeout in seconds, for tests in which it expires
 HANG = 30.0  # seconds; only a safeguard
@@ -197,8 +197,8 @@ async def test_client_writes_nothing_after_a_close_frame() -> None:
             messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
             await anext(messages)
             connections = [
-                *cluster_of(client)._connections[Role.CONSUME],
-                *cluster_of(client)._connections[Role.PUBLISH],
+                *pool_of(client)._connections[Role.CONSUME],
+                *pool_of(client)._connections[Role.PUBLISH],
             ]
             closing = asyncio.create_task(client.disconnect())
             await until(lambda: len(held.requests) == 2, 'the client disconnects')

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.cluster import Cluster
 from rbfly.net.connection import IDS
 from rbfly.net.observer import Life, Observer, Role, State
+from rbfly.net.pool import Pool
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams.error import ConnectTimeout, StreamConnectionError, VirtualHostError
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Frame, Step, refuse
 from tests.fake import FakeConnection as Peer
-from tests.inside import cluster_of
+from tests.inside import cluster_of, locator_of
 from tests.net.test_closing import Held
 
 pytestmark = pytest.mark.own_clock
@@ -31,11 +31,11 @@ DECLARED = (Key.DECLARE_PUBLISHER, Key.SUBSCRIBE)
 @pytest.fixture(autouse=True)
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[Role]:
     """Count connects by role; fail if two connects to a node in one role overlap."""
-    connect = Cluster._connect
+    connect = Pool._connect
     running = set()
     made: Counter[Role] = Counter()
 
-    async def counting(self: Cluster, role: Role, node: Any, *args: Any) -> Any:
+    async def counting(self: Pool, role: Role, node: Any, *args: Any) -> Any:
         assert (role, node) not in running
         running.add((role, node))
         made[role] += 1
@@ -44,7 +44,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[Role]:
         finally:
             running.discard((role, node))
 
-    monkeypatch.setattr(Cluster, '_connect', counting)
+    monkeypatch.setattr(Pool, '_connect', counting)
     return made
 
 
@@ -226,14 +226,14 @@ async def test_each_publisher_has_its_own_deadline() -> None:
 async def test_cancelled_metadata_request_leaves_later_ones_alone() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.get_protocol()
-        cluster = cluster_of(client)
-        asked = asyncio.ensure_future(cluster._locate('test', cluster.deadline()))
+        cluster, locator = cluster_of(client), locator_of(client)
+        asked = asyncio.ensure_future(locator.locate('test', cluster.deadline()))
         await asyncio.sleep(0)  # the request is prepared, but its task has not begun
-        (batch,) = cluster._metadata.values()
+        (batch,) = locator._batches.values()
         batch._task.cancel()
         with pytest.raises(StreamConnectionError, match='cancelled'):
             await asked
-        assert (await cluster._locate('test', cluster.deadline())).leader
+        assert (await locator.locate('test', cluster.deadline())).leader
 
 
 async def test_unanswered_metadata_request_delays_only_its_own_streams() -> None:
@@ -248,8 +248,8 @@ async def test_unanswered_metadata_request_delays_only_its_own_streams() -> None
         rbs.streams_client(fake.uri) as client,
     ):
         await client.get_protocol()
-        cluster = cluster_of(client)
-        asked = [asyncio.create_task(cluster._locate(name, cluster.deadline())) for name in names]
+        cluster, locator = cluster_of(client), locator_of(client)
+        asked = [asyncio.create_task(locator.locate(name, cluster.deadline())) for name in names]
         assert (await asked[2]).leader
         assert requested_streams(fake.connections) == [(names[0], names[1]), (names[2],)]
         assert not any(task.done() for task in asked[:2])

@@ -16,7 +16,7 @@ from rbfly.protocol.commands import Broker, Metadata, StreamMetadata
 from tests import fake as wire
 from tests.fake import CLOSING, GARBAGE, FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
-from tests.inside import cluster_of
+from tests.inside import cluster_of, dialer_of
 
 SECRET = 's3cr3t'
 
@@ -74,10 +74,12 @@ async def test_traceback_with_local_variables_shows_no_password(
 
 
 def test_no_text_of_a_cluster_shows_the_password() -> None:
-    cluster = cluster_of(rbs.streams_client(f'rabbitmq-stream://user:{SECRET}@localhost'))
-    routes = cluster._routes(None), cluster._routes(Broker('node', 5552))
+    client = rbs.streams_client(f'rabbitmq-stream://user:{SECRET}@localhost')
+    cluster = cluster_of(client)
+    dialer = dialer_of(client)
+    routes = dialer.routes(None), dialer.routes(Broker('node', 5552))
     assert str(routes[0][0][0]) == 'rabbitmq-stream://localhost:5552'
-    for item in (routes, cluster.settings, vars(cluster)):
+    for item in (routes, cluster.settings, vars(cluster), vars(dialer)):
         assert SECRET not in repr(item)
 
 

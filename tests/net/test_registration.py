@@ -36,7 +36,7 @@ from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams._consume import waiter as reading
 from tests.clock import ClockLoop
 from tests.fake import chunk, deliver
-from tests.inside import cluster_of, session_of
+from tests.inside import cluster_of, pool_of, session_of
 from tests.raw import decode
 from tests.sizes import sized
 from tests.stream_wire import feed, split_frames
@@ -340,7 +340,7 @@ class Walk(RuleBasedStateMachine):
         self.check(deadline)
         asked: asyncio.Future[Connection] = self.loop.create_future()
         self.asked.append((role, asked))
-        attempts: dict[Any, Any] = self.cluster._connects
+        attempts: dict[Any, Any] = pool_of(self.client)._connects
         attempts[asked] = SimpleNamespace(task=asked)
         try:
             await asyncio.wait([asked])
@@ -493,7 +493,7 @@ class Walk(RuleBasedStateMachine):
             return
 
     def connect(self, role: Role) -> Connection:
-        group = self.cluster._connections[role]
+        group: list[Connection] = pool_of(self.client)._connections[role]
         group[:] = [item for item in group if item.is_open]
         if not group:
             with self.inside():

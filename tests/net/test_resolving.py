@@ -16,14 +16,14 @@ import uvloop
 
 import rbfly.streams as rbs
 from rbfly.net import resolving
-from rbfly.net.cluster import Cluster
+from rbfly.net.dialer import Dialer
 from rbfly.net.resolving import KEPT, Recent, Resolver
 from rbfly.protocol.commands import Broker, StreamMetadata
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import CLOSING, GARBAGE, RESETTING, SILENT, FakeBroker, FakeConnection, Frame, Step
-from tests.inside import cluster_of
+from tests.inside import dialer_of
 
 own_clock = pytest.mark.own_clock
 
@@ -62,13 +62,13 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses in the order in which they are tried."""
     found: list[str] = []
-    dial = Cluster._dial_host
+    dial = Dialer._dial_host
 
-    async def record(self: Cluster, info: Any, host: str, *args: Any) -> Any:
+    async def record(self: Dialer, info: Any, host: str, *args: Any) -> Any:
         found.append(host)
         return await dial(self, info, host, *args)
 
-    monkeypatch.setattr(Cluster, '_dial_host', record)
+    monkeypatch.setattr(Dialer, '_dial_host', record)
     return found
 
 
@@ -370,13 +370,13 @@ async def test_addresses_of_nodes_that_are_gone_are_forgotten(
             for peer in fake.connections:
                 peer.transport.abort()
             await until(lambda: not client.connected, 'the connections are lost')
-        cluster = cluster_of(client)
+        dialer = dialer_of(client)
         assert opened > 9
-        resolver = cluster._resolver
+        resolver = dialer._resolver
         for kept in (
-            cluster._reached,
-            cluster._unreachable,
-            cluster._failed,
+            dialer._reached,
+            dialer._unreachable,
+            dialer._failed,
             resolver._known,
             resolver._tried,
         ):

@@ -15,7 +15,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame, Step, frame, string
 from tests.fake_stream import FakeStream
-from tests.inside import cluster_of, session_of
+from tests.inside import pool_of, session_of
 from tests.stream_wire import feed
 
 HANG = 30.0  # seconds; only a safeguard
@@ -58,7 +58,7 @@ async def test_disconnect_in_the_turn_that_opens_the_publisher() -> None:
         client = rbs.streams_client(fake.uri, close_timeout=0.1)
         task = asyncio.create_task(use(client))
         await until(lambda: bool(held), 'the publisher is declared')
-        [connection] = cluster_of(client)._connections[Role.PUBLISH]
+        [connection] = pool_of(client)._connections[Role.PUBLISH]
         feed(connection, ok(held[0]))
         closing = asyncio.create_task(client.disconnect())
         close = frame(wire.CLOSE, struct.pack('>IH', 1, 1) + string('bye'))
@@ -92,7 +92,7 @@ async def test_reset_while_a_shared_connect_backs_off() -> None:
         for peer in fake.connections:
             peer.transport.abort()
         task = asyncio.create_task(anext(other))
-        connects = cluster_of(client)._connects
+        connects = pool_of(client)._connects
 
         def backing_off() -> list[Backoff]:
             found = [shared._backoff for shared in connects.values()]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perf.spread import partition_of
+from perf.super_stream_wire import partition_of
 from proofs.checker import keys_unordered, misplaced
 from proofs.history import Messages
 from proofs.test_bed import MemoryBed

@@ -21,7 +21,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Handler
 from tests.fake_stream import FakeStream
-from tests.inside import cluster_of, core_of, cursor_of, session_of, window_of
+from tests.inside import cluster_of, core_of, cursor_of, session_of, use_settings_of, window_of
 from tests.supers import subscribe_to
 
 T = TypeVar('T', bound=Callable[..., object] | type)
@@ -127,7 +127,7 @@ def test_client_can_be_used_in_one_loop_after_another() -> None:
 
     async def use() -> None:
         async with FakeBroker() as fake:
-            cluster_of(client).settings = cluster_of(rbs.streams_client(fake.uri)).settings
+            use_settings_of(rbs.streams_client(fake.uri), client)
             await client.get_protocol()
             with pytest.raises(EventLoopError):
                 raise in_thread(client.get_protocol) or AssertionError
@@ -189,7 +189,7 @@ class Left:
     async def resume(self, use: Callable[[], Awaitable[object]]) -> object:
         """Use the subscription in another event loop, with another broker."""
         async with FakeBroker(on=self.stream.handlers()) as fake:
-            cluster_of(self.client).settings = cluster_of(rbs.streams_client(fake.uri)).settings
+            use_settings_of(rbs.streams_client(fake.uri), self.client)
             self.messages._waiter.timeout = HANG
             try:
                 return await use()

@@ -432,7 +432,7 @@ async def test_bad_frame_after_a_response_is_raised_at_once(key: int) -> None:
 
 async def test_client_uses_a_node_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client never mistakes a connection to another node for one to the leader."""
-    monkeypatch.setattr('rbfly.net.cluster.UNREACHABLE', 0.0)
+    monkeypatch.setattr('rbfly.net.dialer.UNREACHABLE', 0.0)
     monkeypatch.setattr('rbfly.net.retry.BACKOFF_LAST', 0.1)
     stream = FakeStream()
     stream.append(b'0')

@@ -18,7 +18,7 @@ from tests.brokers import until
 from tests.fake import CLOSING, RESETTING, SILENT, FakeBroker, Frame, Handler, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
-from tests.inside import cluster_of
+from tests.inside import pool_of
 from tests.streams.test_publish_recovery import default, once
 
 own_clock = pytest.mark.own_clock
@@ -330,10 +330,10 @@ async def test_connect_outlives_pings_for_connect_timeout(
         assert not await healthy(client, 1)
         assert not await healthy(client, 1)
         await asyncio.sleep(seconds - 1.2)  # the second try began a second ago
-        assert cluster_of(client)._connects
+        assert pool_of(client)._connects
         assert not await healthy(client, 0.05)  # that time is not extended
         await asyncio.sleep(0.5)
-        assert not cluster_of(client)._connects
+        assert not pool_of(client)._connects
         await asyncio.gather(*(peer.lost for peer in fake.connections))
         await asyncio.sleep(1000)
         assert len(fake.connections) == 2

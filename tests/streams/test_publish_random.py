@@ -17,7 +17,7 @@ from tests.brokers import until
 from tests.entries import read_entries
 from tests.fake import FakeBroker, Frame, refuse
 from tests.fake import FakeConnection as Peer
-from tests.inside import cluster_of
+from tests.inside import cluster_of, pool_of
 from tests.streams.test_publish_recovery import moved
 
 HANG = 60.0  # seconds; only a safeguard
@@ -201,7 +201,7 @@ async def test_every_call_ends(walk: int, rng: random.Random) -> None:
             item for item in client._names.values() if item.registration.life is not Life.CLOSED
         ]
         assert not cluster_of(client).registrations
-        for group in cluster_of(client)._connections.values():
+        for group in pool_of(client)._connections.values():
             for connection in filter(lambda item: item.is_open, group):
                 await until(
                     lambda ids=connection.publisher_ids: len(ids) == 256,  # type: ignore[misc]

@@ -80,6 +80,9 @@ class Cluster:
     def check_loop(self) -> None:
         pass
 
+    def on_answer(self) -> None:
+        self.closing.restore()
+
     def deadline(self) -> Any:
         raise AssertionError
 

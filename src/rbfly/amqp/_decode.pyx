@@ -14,7 +14,7 @@ from rbfly.amqp._native cimport (
     rbfly_make_integers, rbfly_need, rbfly_set_integer,
 )
 from rbfly.amqp._types cimport (
-    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, from_milliseconds, new_symbol, uuid_class,
+    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, element_class, from_milliseconds, new_symbol,
     uuid_of,
 )
 
@@ -246,7 +246,7 @@ cdef object decode_array(
     c.end = outer
     array = AMQPArray.__new__(AMQPArray)
     array._code = WIDE[code]
-    array.element_type = uuid_class() if code == codes.UUID else ELEMENT_TYPES[WIDE[code]]
+    array.element_type = element_class(array._code)
     array.items = items
     array.descriptors = tuple(descriptors)
     return array

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from enum import Enum
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.datetime cimport PyDateTime_Check, import_datetime
 from cpython.dict cimport PyDict_Next
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
@@ -24,13 +23,11 @@ from rbfly.amqp._scalars cimport (
 )
 from rbfly.amqp._types cimport (
     ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, WIRE_CLASSES, AMQPArray, Described, Symbol,
-    clip, is_uuid, milliseconds, plain_bytes, plain_dict, plain_list,
+    clip, is_datetime, is_uuid, milliseconds, plain_bytes, plain_dict, plain_list,
 )
 
 from rbfly.amqp._types import Char, Float32, Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError
-
-import_datetime()
 
 cdef enum:
     MAX_COMPOUND = 1 << 28    # bytes
@@ -304,7 +301,7 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
             fail_element(value, code)
         put_u32(out, <uint32_t> ord(Char(value)))
     elif code == codes.TIMESTAMP:
-        if PyDateTime_Check(value):
+        if is_datetime(value):
             v = milliseconds(value)
         else:
             v = signed_element(value, code)
@@ -428,7 +425,7 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return encode_sequence(out, value, depth)
     if kind is Symbol:
         return encode_symbol(out, value)
-    if PyDateTime_Check(value):
+    if is_datetime(value):
         out_reserve(out, 9)
         put_u8(out, codes.TIMESTAMP)
         put_u64(out, <uint64_t> milliseconds(value))

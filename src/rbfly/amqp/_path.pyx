@@ -5,7 +5,6 @@ and encodes each of them alone.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
 
 from cpython.exc cimport PyErr_ExceptionMatches
 
@@ -17,7 +16,7 @@ from rbfly.amqp._encode cimport (
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._sections cimport PROPERTY_NAMES, AMQPProperties
 from rbfly.amqp._types cimport (
-    MAX_DEPTH, AMQPArray, Described, Symbol, clip, is_uuid, plain_dict, plain_list,
+    MAX_DEPTH, AMQPArray, Described, Symbol, clip, is_datetime, is_uuid, plain_dict, plain_list,
 )
 
 from rbfly.error import AMQPEncoderError
@@ -33,7 +32,7 @@ cdef enum:
 
 # Classes whose values have no parts, although some are sequences.
 cdef tuple SCALARS = (
-    str, int, float, bytes, bytearray, memoryview, datetime, Symbol, type, type(None),
+    str, int, float, bytes, bytearray, memoryview, Symbol, type, type(None),
 )
 cdef tuple SECTIONS = (
     ('delivery_annotations', KEYS_ANNOTATION), ('annotations', KEYS_ANNOTATION),
@@ -76,7 +75,7 @@ cdef class Search:
         self.left -= 1
         if self.left < 0:
             raise LookupError('too many values')
-        if isinstance(value, SCALARS) or is_uuid(value):
+        if isinstance(value, SCALARS) or is_datetime(value) or is_uuid(value):
             return '' if self.fails(value, depth, NO_KEY) else None
         if depth >= MAX_DEPTH:
             return ''

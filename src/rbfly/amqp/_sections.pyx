@@ -1,7 +1,6 @@
 """Header, properties, and bodies with several sections (part 3, section 3.2)."""
 
 cimport cython
-from cpython.datetime cimport PyDateTime_Check, import_datetime
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
 
@@ -10,12 +9,12 @@ from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._scalars cimport encode_symbol, encode_text, encode_unsigned
-from rbfly.amqp._types cimport DECIMALS, Symbol, is_uuid, new_symbol, plain_bytes, plain_text
+from rbfly.amqp._types cimport (
+    DECIMALS, Symbol, is_datetime, is_uuid, new_symbol, plain_bytes, plain_text,
+)
 
 from rbfly.amqp._types import Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
-
-import_datetime()
 
 
 cdef bytes data_section(object value):
@@ -234,7 +233,7 @@ cdef object check_property(int index, object value):
             return Symbol(value)
         expected = 'Symbol or str'
     elif index == ABSOLUTE_EXPIRY_TIME or index == CREATION_TIME:
-        if PyDateTime_Check(value) or isinstance(value, Timestamp):
+        if isinstance(value, Timestamp) or is_datetime(value):
             return value
         expected = 'datetime'
     elif index == GROUP_SEQUENCE:

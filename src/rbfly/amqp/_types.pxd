@@ -54,6 +54,10 @@ cdef dict ELEMENT_CODES
 cdef dict WIRE_CLASSES
 # Classes that inherit from bytes but are not encoded as binary.
 cdef tuple DECIMALS
+cdef object DATETIME            # None until `datetime_class` has imported it
+cdef object datetime_class()
+cdef bint is_datetime(object value) except -1
+cdef object element_class(int code)
 cdef object UUID                # None until `uuid_class` has imported it
 cdef object uuid_class()
 

@@ -3,19 +3,14 @@
 The encoding of constructors is not defined here.
 """
 
-import datetime
 import struct
 from functools import partial
 from itertools import islice
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.datetime cimport (
-    PyDateTime_CheckExact, PyDelta_Check, datetime_day, datetime_hour, datetime_microsecond,
-    datetime_minute, datetime_month, datetime_new, datetime_second, datetime_tzinfo,
-    datetime_year, get_utc, import_datetime, timedelta_days, timedelta_microseconds,
-    timedelta_seconds,
-)
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_Import
 from libc.stdint cimport int64_t, uint8_t
 
 from rbfly._wire cimport load_u64
@@ -25,7 +20,29 @@ from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
 )
 
-import_datetime()
+# Not `cpython.datetime`, which imports the module at once.
+cdef extern from 'datetime.h':
+    struct PyDateTime_CAPI:
+        PyObject *DateTimeType
+        PyObject *TimeZone_UTC
+        object DateTime_FromDateAndTime(
+            int, int, int, int, int, int, int, PyObject *zone, PyObject *type
+        )
+    PyDateTime_CAPI *PyDateTimeAPI
+    bint PyDateTime_Check(object value) noexcept
+    bint PyDateTime_CheckExact(object value) noexcept
+    bint PyDelta_Check(object value) noexcept
+    int PyDateTime_GET_YEAR(object value) noexcept
+    int PyDateTime_GET_MONTH(object value) noexcept
+    int PyDateTime_GET_DAY(object value) noexcept
+    int PyDateTime_DATE_GET_HOUR(object value) noexcept
+    int PyDateTime_DATE_GET_MINUTE(object value) noexcept
+    int PyDateTime_DATE_GET_SECOND(object value) noexcept
+    int PyDateTime_DATE_GET_MICROSECOND(object value) noexcept
+    PyObject *PyDateTime_DATE_GET_TZINFO(object value) noexcept     # borrowed
+    int PyDateTime_DELTA_GET_DAYS(object value) noexcept
+    int PyDateTime_DELTA_GET_SECONDS(object value) noexcept
+    int PyDateTime_DELTA_GET_MICROSECONDS(object value) noexcept
 
 cdef extern from 'Python.h':
     object PyLong_FromUnsignedLongLong(unsigned long long value)
@@ -131,13 +148,15 @@ cdef class AMQPArray:
 
     def __init__(self, type element_type not None, items=(), *, descriptors=()):
         code = ELEMENT_CODES.get(element_type)
+        if code is None and element_type is datetime_class():
+            code = codes.TIMESTAMP
         if code is None and element_type is uuid_class():
             code = codes.UUID
         if code is None:
             raise AMQPEncoderTypeError(
                 f'{element_type.__name__} is not allowed as element type of an array'
             )
-        self.element_type = ELEMENT_TYPES[code]
+        self.element_type = element_class(code)
         self._code = code
         self.items = tuple(items)
         self.descriptors = tuple(descriptors)
@@ -309,7 +328,7 @@ cdef dict ELEMENT_TYPES = {
     codes.FLOAT: Float32,
     codes.DOUBLE: float,
     codes.CHAR: Char,
-    codes.TIMESTAMP: datetime.datetime,
+    codes.TIMESTAMP: Timestamp,         # datetime, once `datetime_class` has imported it
     codes.VBIN32: bytes,
     codes.STR32: str,
     codes.SYM32: Symbol,
@@ -321,7 +340,7 @@ cdef dict ELEMENT_TYPES = {
     codes.ARRAY32: AMQPArray,
 }
 cdef dict ELEMENT_CODES = {t: code for code, t in ELEMENT_TYPES.items()}
-ELEMENT_CODES.update({int: codes.LONG, tuple: codes.LIST32, Timestamp: codes.TIMESTAMP})
+ELEMENT_CODES.update({int: codes.LONG, tuple: codes.LIST32})
 
 # Classes that are not encoded like the Python type they inherit from.
 cdef dict WIRE_CLASSES = {
@@ -331,12 +350,36 @@ cdef dict WIRE_CLASSES = {
 DECIMALS = (Decimal32, Decimal64, Decimal128)
 
 cdef tuple TEXT_CLASSES = (str, bytes, bytearray, memoryview)
+DATETIME = None
 UUID = None
 cdef object UNKNOWN = None
 
 
+# Imported when first used: a program that starts often pays only for what it uses.
+
+cdef object datetime_class():
+    global DATETIME, PyDateTimeAPI
+    if DATETIME is None:
+        import datetime
+        PyDateTimeAPI = <PyDateTime_CAPI *> PyCapsule_Import('datetime.datetime_CAPI', 0)
+        ELEMENT_TYPES[codes.TIMESTAMP] = datetime.datetime
+        DATETIME = datetime.datetime
+    return DATETIME
+
+
+cdef bint is_datetime(object value) except -1:
+    if DATETIME is None:
+        datetime_class()
+    return PyDateTime_Check(value)
+
+
+cdef object element_class(int code):
+    if code == codes.TIMESTAMP:
+        return datetime_class()
+    return uuid_class() if code == codes.UUID else ELEMENT_TYPES[code]
+
+
 cdef object uuid_class():
-    # imported when first used: the import takes as long as those of 20 modules of RbFly
     global UUID, UNKNOWN
     if UUID is None:
         import uuid
@@ -408,10 +451,10 @@ cdef int64_t microseconds(object delta) except? -1:
     cdef int64_t total
     if not PyDelta_Check(delta):
         raise TypeError(f'the UTC offset must be timedelta, not {type(delta).__name__}')
-    days = timedelta_days(delta)
+    days = PyDateTime_DELTA_GET_DAYS(delta)
     if -1 <= days <= 0:         # seconds and microseconds are never negative
-        total = <int64_t> days * 86400 + timedelta_seconds(delta)
-        total = total * 1000000 + timedelta_microseconds(delta)
+        total = <int64_t> days * 86400 + PyDateTime_DELTA_GET_SECONDS(delta)
+        total = total * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
         if total > -86400000000:
             return total
     raise ValueError(f'the UTC offset {delta} is a day or more')
@@ -420,8 +463,9 @@ cdef int64_t microseconds(object delta) except? -1:
 cdef int check_moment(object value) except -1:
     """Refuse an instance of a subclass that stores its time elsewhere, such as pandas.NaT."""
     cdef tuple stored = (
-        datetime_year(value), datetime_month(value), datetime_day(value), datetime_hour(value),
-        datetime_minute(value), datetime_second(value), datetime_microsecond(value),
+        PyDateTime_GET_YEAR(value), PyDateTime_GET_MONTH(value), PyDateTime_GET_DAY(value),
+        PyDateTime_DATE_GET_HOUR(value), PyDateTime_DATE_GET_MINUTE(value),
+        PyDateTime_DATE_GET_SECOND(value), PyDateTime_DATE_GET_MICROSECOND(value),
     )
     try:
         shown = (
@@ -441,7 +485,7 @@ cdef int64_t milliseconds(object value) except? -1:
     """Convert a datetime to milliseconds since 1970 UTC, rounded down; a naive one is in UTC."""
     if not PyDateTime_CheckExact(value):
         check_moment(value)
-    cdef int64_t year = datetime_year(value), month = datetime_month(value)
+    cdef int64_t year = PyDateTime_GET_YEAR(value), month = PyDateTime_GET_MONTH(value)
     cdef int64_t era, days, seconds, offset = 0
     # days of the proleptic Gregorian calendar, with years that begin in March
     if month <= 2:
@@ -451,18 +495,18 @@ cdef int64_t milliseconds(object value) except? -1:
     days = (
         era * 146097 + (year - era * 400) * 365 + (year - era * 400) // 4
         - (year - era * 400) // 100 + (153 * (month - 3) + 2) // 5
-        + datetime_day(value) - 1 - 719468
+        + PyDateTime_GET_DAY(value) - 1 - 719468
     )
-    if datetime_tzinfo(value) is not None:
+    if <object> PyDateTime_DATE_GET_TZINFO(value) is not None:
         try:
             delta = value.utcoffset()
             if delta is not None:
                 offset = microseconds(delta)
         except Exception as ex:
             raise AMQPEncoderValueError(f'cannot read a UTC offset: {clip(ex)}') from ex
-    seconds = (days * 24 + datetime_hour(value)) * 60 + datetime_minute(value)
-    seconds = seconds * 60 + datetime_second(value)
-    cdef int64_t micros = seconds * 1000000 + datetime_microsecond(value) - offset
+    seconds = (days * 24 + PyDateTime_DATE_GET_HOUR(value)) * 60 + PyDateTime_DATE_GET_MINUTE(value)
+    seconds = seconds * 60 + PyDateTime_DATE_GET_SECOND(value)
+    cdef int64_t micros = seconds * 1000000 + PyDateTime_DATE_GET_MICROSECOND(value) - offset
     if micros >= 0:
         return micros // 1000
     return -((999 - micros) // 1000)
@@ -472,6 +516,8 @@ cdef object from_milliseconds(int64_t ms):
     cdef int64_t days, seconds, era, day, year, month
     if not -62135596800000 <= ms <= 253402300799999:
         return Timestamp(ms)
+    if DATETIME is None:
+        datetime_class()
     # the inverse of milliseconds(); first shift all quantities to be positive
     ms += 62135596800000
     days = ms // 86400000 + 306
@@ -488,9 +534,10 @@ cdef object from_milliseconds(int64_t ms):
         month -= 12
         year += 1
     seconds = ms // 1000
-    return datetime_new(
+    return PyDateTimeAPI.DateTime_FromDateAndTime(
         <int> year, <int> month, <int> day, <int> (seconds // 3600), <int> (seconds // 60 % 60),
-        <int> (seconds % 60), <int> (ms % 1000 * 1000), get_utc(),
+        <int> (seconds % 60), <int> (ms % 1000 * 1000), PyDateTimeAPI.TimeZone_UTC,
+        PyDateTimeAPI.DateTimeType,
     )
 
 

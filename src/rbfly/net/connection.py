@@ -1,5 +1,14 @@
 """One connection to one node: frames, requests, flow control, heartbeats and its end.
 
+Its state changes only in these ways (:data:`TRANSITIONS`)::
+
+    CONNECTING -> HANDSHAKE, CLOSED
+    HANDSHAKE -> OPEN, CLOSING, CLOSED
+    OPEN -> CLOSING, CLOSED
+    CLOSING -> CLOSED
+
+The client closes a connection through CLOSING; one that is CLOSED without it was lost.
+
 :mod:`rbfly.protocol.commands` and the engine write and read the bytes;
 :func:`rbfly.net.handshake.connect` opens the connection.
 """
@@ -9,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as ssl_module
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from socket import SHUT_RDWR
@@ -29,7 +38,14 @@ from ..protocol import commands
 from ..protocol._engine import FRAME_CAP, Counters, Engine
 from ..protocol.commands import Broker, Command, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
-from .observer import Observer, Observers, Role, call_each
+from .observer import (
+    ConnectionState,
+    Observer,
+    Observers,
+    Role,
+    call_each,
+    check_transition,
+)
 from .requests import Requests
 from .uri import Address
 from .waiting import fail, outcome, settled
@@ -45,6 +61,19 @@ CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
 UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
 FIRST_STEP = 'exchanging peer properties'
+TRANSITIONS: Mapping[ConnectionState, Sequence[ConnectionState]] = {
+    ConnectionState.CONNECTING: [ConnectionState.HANDSHAKE, ConnectionState.CLOSED],
+    ConnectionState.HANDSHAKE: [
+        ConnectionState.OPEN,
+        ConnectionState.CLOSING,
+        ConnectionState.CLOSED,
+    ],
+    ConnectionState.OPEN: [ConnectionState.CLOSING, ConnectionState.CLOSED],
+    ConnectionState.CLOSING: [ConnectionState.CLOSED],
+    ConnectionState.CLOSED: [],
+}
+# While the client writes frames: after a Close, it writes nothing else.
+WRITING = ConnectionState.OPEN, ConnectionState.HANDSHAKE
 PING = commands.Metadata(())  # any broker answers it, at once
 
 
@@ -83,7 +112,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar registrations: registrations that use the connection.
     :ivar members: called with each ConsumerUpdate, by subscription id: its correlation id, and
         whether the subscription is active.
-    :ivar error: why the connection ended; None while it is open.
+    :ivar state: state of the connection.
+    :ivar error: why the connection ended; None while it has not.
     :ivar closed: future that is done when the socket is closed.
     :ivar paused: the transport's write buffer is full.
     """
@@ -105,6 +135,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.advertised: Broker | None = None
         self.knows_optional: bool = False
         self.commands: Collection[int] = ()
+        self.state: ConnectionState = ConnectionState.CONNECTING
         self.error: StreamConnectionError | None = None
         self.paused: bool = False
         self.publisher_ids: set[int] = set(range(IDS))
@@ -120,8 +151,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._requests = Requests(self._loop)
         self._ping: asyncio.Future[bytes] | None = None  # the response of the last ping
         self._pinged_at = 0.0  # by `perf_counter`: uvloop's clock counts milliseconds
-        self._closing = False  # by the client: after a Close, nothing else is written
-        self._step = 'connecting'
+        self._step = 'connecting'  # of the handshake; '' once that is complete
         self._role: Role | None = None
         self._observers: Observers | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -129,6 +159,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._required = -1  # number of requests sent before the last `require_answer`
         self._silent = 0  # half heartbeat intervals without data
         self._unknown: set[tuple[int, int]] = set()
+
+    def _enter(self, state: ConnectionState) -> None:
+        self.state = check_transition(self, self.state, state, TRANSITIONS)
 
     # -- opening and closing
 
@@ -153,7 +186,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.frame_max, self.heartbeat = agreed.frame_max, agreed.heartbeat
         self.server_properties = server_properties
         self.advertised, self.knows_optional = advertised, knows_optional
-        self._step = 'open'
+        self._step = ''
+        self._enter(ConnectionState.OPEN)
         if self.heartbeat:
             self._timer = self._loop.call_later(self.heartbeat / 2, self._beat)
 
@@ -194,7 +228,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     @property
     def is_open(self) -> bool:
         """True until the connection is closed or lost, or its event loop is closed."""
-        return self.error is None and not self._closing and not self._loop.is_closed()
+        return self.state in WRITING and not self._loop.is_closed()
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Close the connection with a Close request; do nothing if it has already ended.
@@ -214,10 +248,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def _request_close(self) -> asyncio.Future[Any]:
         """Send a Close; the future is done when the broker has answered."""
-        if self.error is not None or self._closing:
+        if self.state not in WRITING:
             return self.closed  # the response to the broker's own Close may be on its way
         answer = self.send_request(commands.Close(), 0)
-        self._closing = self.paused = True
+        self._enter(ConnectionState.CLOSING)
+        self.paused = True
         return answer
 
     def abort(self, error: StreamConnectionError | None = None) -> None:
@@ -225,8 +260,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
         :param error: why; None if the client closes the connection.
         """
-        if error is None and self.error is None:
-            self._closing = True
+        if error is None and self.state in WRITING:
+            self._enter(ConnectionState.CLOSING)
         self._end(error or disconnected())
         if self._transport is None:
             if not self.closed.done():
@@ -242,8 +277,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._loop.call_soon_threadsafe(self.abort)
 
     def _end(self, error: StreamConnectionError) -> None:
-        if self.error is not None:
+        if self.state is ConnectionState.CLOSED:
             return
+        was_closing = self.state is ConnectionState.CLOSING
+        self._enter(ConnectionState.CLOSED)
         self.error = error
         self.stop()
         if self._timer is not None:
@@ -254,7 +291,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._requests.fail(error)
         fail(self.tune, copy_error(error))
         if self._observers is not None and self._role is not None:
-            if self._closing:
+            if was_closing:
                 self._observers.notify(Observer.on_connection_closed, self.address, self._role)
             else:
                 self._observers.notify(Observer.on_connection_lost, self.address, self._role, error)
@@ -265,17 +302,19 @@ class Connection(Engine, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
-        if self.error is not None:
+        if self.state is ConnectionState.CLOSED:
             transport.abort()
+        else:
+            self._enter(ConnectionState.HANDSHAKE)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._closing:
+        if self.state is ConnectionState.CLOSING:
             error = disconnected()
         elif isinstance(exc, ssl_module.SSLError):
             error = TLSError(f'{self.address}: {exc}')
         else:
             detail = f': {exc}' if exc else ''
-            state = '' if self._step == 'open' else f' while {self._step}'
+            state = f' while {self._step}' if self._step else ''
             if self._step == FIRST_STEP and self.address.ssl is None:
                 detail += '; is it a TLS port?'
             error = StreamConnectionError(f'{self.address}: connection lost{state}{detail}')
@@ -291,7 +330,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        self.paused = self._closing
+        self.paused = self.state not in WRITING
         self._writable.set()
         if not self.paused:
             call_each([registration.on_resume for registration in self.registrations])
@@ -300,7 +339,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Write whole frames; do nothing once the connection has ended or a Close was sent."""
-        if self.error is None and self._transport is not None and not self._closing:
+        if self._transport is not None and self.state in WRITING:
             self._wrote = True
             self._transport.write(data)
 
@@ -327,7 +366,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             if command.key is not Key.METADATA:
                 code = reader.u16()
                 if code != ResponseCode.OK:
-                    detail = '' if self._step == 'open' else f'{self.address}, while {self._step}'
+                    detail = f'{self.address}, while {self._step}' if self._step else ''
                     stream = getattr(command, 'stream', '')
                     raise protocol_error(code, detail, stream, command.key)
             return command.parse(reader)
@@ -347,9 +386,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         """
         if self.error is not None:
             raise type(self.error)(str(self.error)) from self.error
-        if self._closing:
+        if self.state is ConnectionState.CLOSING:
             raise disconnected()
-        if timeout is None and self._step == 'open':
+        if timeout is None and self.state is ConnectionState.OPEN:
             timeout = self.request_timeout
         frame, future = self._requests.add(
             command, timeout, self._on_timeout, on_response, self.frame_max

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .uri import Address
 
 P = ParamSpec('P')
+S = TypeVar('S', bound=Enum)
 
 logger: logging.Logger = logging.getLogger('rbfly.net')
 
@@ -33,12 +34,32 @@ class Life(Enum):
     CLOSED = 'closed'
 
 
+class ConnectionState(Enum):
+    """State of a connection, see :mod:`rbfly.net.connection`."""
+
+    CONNECTING = 'connecting'
+    HANDSHAKE = 'handshake'
+    OPEN = 'open'
+    CLOSING = 'closing'
+    CLOSED = 'closed'
+
+
 class Role(Enum):
     """The purpose of a connection."""
 
     PUBLISH = 'publish'
     CONSUME = 'consume'
     MANAGE = 'manage'  # create and delete streams: slow, so nothing may queue behind them
+
+
+def check_transition(owner: object, before: S, after: S, table: Mapping[S, Sequence[S]]) -> S:
+    """Return the state that follows another one.
+
+    :raises AssertionError: the table does not allow it.
+    """
+    if after not in table[before]:  # no assert statement: this holds in optimized mode, too
+        raise AssertionError(f'{owner!r}: illegal transition {before.name} -> {after.name}')
+    return after
 
 
 class Observer:

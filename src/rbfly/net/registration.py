@@ -23,16 +23,14 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error, without_frames
 from ..protocol.commands import Command
 from .cluster import Cluster
 from .connection import Connection, disconnected
-from .observer import Life, Observer, Role, State
+from .observer import Life, Observer, Role, State, check_transition
 from .retry import Backoff, can_retry, ignore, is_cut
-
-T = TypeVar('T', State, Life)
 
 logger: logging.Logger = logging.getLogger('rbfly.net')
 
@@ -157,7 +155,7 @@ class Registration:
 
     def _enter(self, state: State, error: Exception | None = None) -> None:
         """Change the state of the declaration."""
-        before, self.state = self.state, self._check(self.state, state, TRANSITIONS)
+        before, self.state = self.state, check_transition(self, self.state, state, TRANSITIONS)
         self._notify(before, state, error)
         outcome = self._outcome
         if state in (State.OPENING, State.BACKING_OFF) or outcome is None or outcome.done():
@@ -168,13 +166,8 @@ class Registration:
             outcome.set_exception(error or disconnected())
 
     def _enter_life(self, life: Life) -> None:
-        before, self.life = self.life, self._check(self.life, life, LIFE)
+        before, self.life = self.life, check_transition(self, self.life, life, LIFE)
         self._notify(before, life, None)
-
-    def _check(self, before: T, after: T, table: Mapping[T, Sequence[T]]) -> T:
-        if after not in table[before]:  # no assert statement: this holds in optimized mode, too
-            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {after.name}')
-        return after
 
     def _notify(self, before: State | Life, after: State | Life, error: Exception | None) -> None:
         prefix = self.cluster.settings.log_prefix
@@ -229,7 +222,7 @@ class Registration:
     def end_outage(self) -> None:
         """Note that the declaration works: its next loss begins a new outage."""
         self._outage = None
-        self.cluster.closing.left = self.cluster.idle_closing.left = None  # the broker answers
+        self.cluster.on_answer()
 
     def lose(self, error: StreamConnectionError) -> None:
         """Give up an open declaration that no longer works; call the owner's `on_lost`."""

@@ -72,6 +72,10 @@ class CloseTimeout:
         self.timeout = timeout
         self.left: float | None = None
 
+    def restore(self) -> None:
+        """Give the next close its full time: the broker answers."""
+        self.left = None
+
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[Callable[[], None]]:
         """Limit one close; the `async with` block calls what it gets whenever it makes progress."""

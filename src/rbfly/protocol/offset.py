@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from enum import IntEnum
 from typing import ClassVar
 
 from ..error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
+from ..later import datetime
 from ..record import CheckedRecord
 
 OFFSET_MAX = 2**64 - 1
@@ -103,7 +103,7 @@ class Offset(CheckedRecord):
         return Offset(OffsetType.OFFSET, offset)
 
     @staticmethod
-    def timestamp(timestamp: datetime | float) -> Offset:
+    def timestamp(timestamp: datetime.datetime | float) -> Offset:
         """Start at the first chunk written at that time or later, by the broker's clock.
 
         If the time is ahead of the broker's clock, start with messages published from now on.
@@ -113,7 +113,7 @@ class Offset(CheckedRecord):
         :raises ValueError: the datetime has no time zone.
         :raises OverflowError: the time does not fit into 64-bit milliseconds.
         """
-        if isinstance(timestamp, datetime):
+        if isinstance(timestamp, datetime.datetime):
             if timestamp.utcoffset() is None:
                 raise ArgumentError(
                     f'{timestamp} has no time zone: pass an aware datetime, such as'

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
 from typing import Any
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError, URIError
+from ..later import datetime
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
@@ -51,7 +51,7 @@ def check_settings(settings: Settings) -> Settings:
 
 def stream_arguments(
     max_length_bytes: int | None,
-    max_age: timedelta | None,
+    max_age: datetime.timedelta | None,
     segment_size: int | None,
     initial_cluster_size: int | None,
     leader_locator: str | None,
@@ -74,9 +74,9 @@ def stream_arguments(
             check_integer(name, value, low, high)
             arguments[key] = str(value)
     if max_age is not None:
-        check_type('max_age', max_age, timedelta)
-        seconds = max_age // timedelta(seconds=1)
-        if seconds < 1 or max_age != timedelta(seconds=seconds):
+        check_type('max_age', max_age, datetime.timedelta)
+        seconds = max_age // datetime.timedelta(seconds=1)
+        if seconds < 1 or max_age != datetime.timedelta(seconds=seconds):
             raise ArgumentError(f'max_age must be one or more whole seconds, not {max_age}')
         arguments['max-age'] = f'{seconds}s'
     check_type('leader_locator', leader_locator, str, None)
@@ -135,7 +135,7 @@ def check_until(until: object, start: Offset | OffsetSource) -> None:
             f'until={until} may be an offset or a time: pass Offset.offset({until}) or'
             f' Offset.timestamp({until})'
         )
-    check_type('until', until, str, Offset, datetime, None)
+    check_type('until', until, str, Offset, datetime.datetime, None)
     if isinstance(until, str) and until != 'now':
         raise ArgumentError(f"until must be 'now', an Offset or a datetime, not {until!r}")
     bounds = (OffsetType.OFFSET, OffsetType.TIMESTAMP)

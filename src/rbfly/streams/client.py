@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from ..checks import check_integer, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError, StreamConnectionError
-from ..later import Later
+from ..later import Later, datetime
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.outages import OutageLog
@@ -324,7 +323,7 @@ class StreamsClient(ClientBase):
         initial_credit: int = 10,
         commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | datetime | None = None,
+        until: Literal['now'] | Offset | datetime.datetime | None = None,
         group: str | handover.Group | None = None,
     ) -> subscription.Subscription[bytes]: ...
 
@@ -341,7 +340,7 @@ class StreamsClient(ClientBase):
         initial_credit: int = 10,
         commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | datetime | None = None,
+        until: Literal['now'] | Offset | datetime.datetime | None = None,
         group: str | handover.Group | None = None,
     ) -> subscription.Subscription: ...
 
@@ -357,7 +356,7 @@ class StreamsClient(ClientBase):
         initial_credit: int = 10,
         commit: Commit | tracking.OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | datetime | None = None,
+        until: Literal['now'] | Offset | datetime.datetime | None = None,
         group: str | handover.Group | None = None,
     ) -> subscription.Subscription[Any]:
         """Read the messages of a stream, with `async for`.
@@ -400,9 +399,8 @@ class StreamsClient(ClientBase):
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        plan = options.plan(
-            self._cluster,
-            self._members,
+        self._cluster.check_loop()
+        settings = options.ReadSettings(
             stream,
             False,
             offset,
@@ -416,5 +414,4 @@ class StreamsClient(ClientBase):
             until,
             group,
         )
-        session = plan.new_session(plan.waiter, stream, plan.offset)
-        return subscription.Subscription(session, plan.waiter, plan.offset)
+        return subscription.subscribe(self._cluster, self._members, stream, settings)

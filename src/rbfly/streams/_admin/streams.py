@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, MutableSet
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Literal
 
 from ...checks import check_folder, check_stream
 from ...error import ProtocolError, RbFlyError, StreamDoesNotExist
+from ...later import datetime
 from ...net.cluster import Cluster
-from ...net.sharing import existing, is_super_stream, missing, partitions_of
+from ...net.locator import existing, is_super_stream, missing, partitions_of
 from ...protocol import commands
 from ...protocol.commands import Command
 from ...protocol.const import ResponseCode
@@ -33,7 +33,7 @@ class ManagementMethods:
         stream: str,
         *,
         max_length_bytes: int | None = None,
-        max_age: timedelta | None = None,
+        max_age: datetime.timedelta | None = None,
         segment_size: int | None = None,
         initial_cluster_size: int | None = None,
         leader_locator: Literal['client-local', 'balanced'] | None = None,
@@ -119,9 +119,9 @@ class ManagementMethods:
         """
         check_stream(stream)
         locator = await self._cluster.locator()
-        found = await locator.request(commands.Metadata((stream,)))
+        metadata = await locator.request(commands.Metadata((stream,)))
         try:
-            existing(found.get(stream), stream)
+            existing(metadata.get(stream), stream)
         except StreamDoesNotExist:
             return False
         return True
@@ -137,11 +137,11 @@ class ManagementMethods:
         check_stream(stream)
         locator = await self._cluster.locator()
         try:
-            found = await locator.request(commands.StreamStats(stream))
+            stats = await locator.request(commands.StreamStats(stream))
         except StreamDoesNotExist:
             raise await missing(locator, stream) from None
         keys = 'first_chunk_id', 'last_chunk_id', 'committed_chunk_id', 'committed_offset'
-        positions = [found.get(key, -1) for key in keys]
+        positions = [stats.get(key, -1) for key in keys]
         return StreamStats(*[None if value < 0 else value for value in positions])
 
 

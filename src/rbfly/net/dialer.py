@@ -1,0 +1,220 @@
+"""Connects to addresses, and remembers which of them work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from ..error import (
+    ConnectTimeout,
+    FrameError,
+    ProtocolError,
+    RbFlyError,
+    StreamConnectionError,
+    TLSError,
+    without_frames,
+)
+from ..protocol._engine import Counters
+from ..protocol.commands import Broker
+from ..record import replace
+from .connection import Connection
+from .handshake import connect
+from .resolving import Recent, Resolver
+from .retry import Progress, Refusal, is_cut
+from .uri import ConnectionInfo, Settings, at
+from .waiting import CloseTimeout
+
+ADDRESS_TIMEOUT = 10.0  # seconds for one address
+UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another node will do
+MISMATCHES = 62, 64  # OpenSSL: the certificate is for another host name, or IP address
+
+
+class Dialer:
+    """Connects to the addresses of one client, and keeps what it learns about them.
+
+    :param closing: what limits a close; it has its full time again when a broker answers.
+    :ivar last_error: the last error of any connection.
+    :ivar refusal: why the broker refused the last connect for good.
+    """
+
+    def __init__(
+        self, settings: Settings, counters: Counters, closing: Sequence[CloseTimeout]
+    ) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._closing = closing
+        self._resolver = Resolver()
+        self._reached = Recent[Broker, ConnectionInfo]()
+        self._unreachable = Recent[Broker, float]()  # time until which to avoid the node
+        self._failed = Recent[ConnectionInfo, float]()  # time of the last failure
+        self._probes: dict[Connection, asyncio.Task[None]] = {}
+        self._established = False
+        self.last_error: StreamConnectionError | None = None
+        self.refusal: Refusal = Refusal()
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds to connect: `connect_timeout`, later `reconnect_timeout` unless that is 0."""
+        settings = self._settings
+        if self._established and settings.reconnect_timeout != 0:
+            return settings.reconnect_timeout
+        return settings.connect_timeout
+
+    def stop(self) -> None:
+        """Note that the client is closed."""
+        for probe in self._probes.values():
+            probe.cancel()
+        self._established = False
+
+    def leave_loop(self) -> None:
+        """Forget what belongs to an event loop that has ended."""
+        self._probes.clear()
+
+    def forget_errors(self) -> None:
+        """Note that the client has been closed."""
+        self.last_error = self.refusal.error = None
+
+    def on_end(self, error: StreamConnectionError | None) -> None:
+        """Note why a connection ended."""
+        self.last_error = error or self.last_error
+
+    def routes(self, node: Broker | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
+        """Return the addresses of a node, and those that may lead to other nodes.
+
+        First comes the address that led to the node before, then its advertised address.  Behind
+        NAT or a proxy, both may be unreachable; the addresses in the URIs lead to some node.
+        """
+        # Addresses that have failed come last, so that they do not delay the next connect.
+        infos = dict.fromkeys(self._settings.infos)
+        known = sorted(infos, key=lambda info: self._failed.get(info, 0.0))
+        if node is None or self._settings.load_balancer:
+            return known, []
+        advertised = at(node, known)
+        own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
+        return own, [info for info in known if info not in own]
+
+    def is_reachable(self, node: Broker) -> bool:
+        """False if no address of the node has worked recently."""
+        return self._unreachable.get(node, 0.0) <= asyncio.get_running_loop().time()
+
+    def avoid(self, node: Broker) -> None:
+        """Note that no address of a node works."""
+        self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
+
+    def have_failed(self, infos: Iterable[ConnectionInfo]) -> bool:
+        """True if the last connect to any of the addresses has failed."""
+        return not self._failed.keys().isdisjoint(infos)
+
+    def on_failed(self, info: ConnectionInfo) -> None:
+        """Note that an address did not lead to its node: try it last."""
+        self._failed[info] = asyncio.get_running_loop().time()
+
+    async def dial(
+        self, info: ConnectionInfo, limit: float, progress: Progress
+    ) -> Connection | None:
+        """Connect to an address of a host; each one has its share of the time.
+
+        If all fail, and another try may succeed, set `progress.error` and return None.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limit
+        try:
+            progress.on_step('resolving the host name')
+            async with asyncio.timeout(first := min(ADDRESS_TIMEOUT, limit)):
+                hosts = await self._resolver.resolve(info.host, info.port, limit)
+        except TimeoutError:
+            self._on_timeout(info, first, progress)
+            hosts = []
+        except (OSError, ValueError, OverflowError) as ex:
+            error = StreamConnectionError(f'{info}: {ex}')
+            error.__cause__ = ex
+            self._on_failure(error, progress)
+            hosts = []
+        for index, host in enumerate(hosts):
+            left = max(0.0, end - loop.time())
+            share = min(ADDRESS_TIMEOUT, left / (len(hosts) - index))
+            self._resolver.on_try(host, info.port)
+            if connection := await self._dial_host(info, host, share, progress):
+                return connection
+        if hosts:
+            self._resolver.on_try(hosts[0], info.port)  # the next attempt begins with another one
+        self.on_failed(info)
+        return None
+
+    async def _dial_host(
+        self, info: ConnectionInfo, host: str, limit: float, progress: Progress
+    ) -> Connection | None:
+        """Connect to an IP address; if that fails, do as :meth:`dial`."""
+        try:
+            async with asyncio.timeout(limit):
+                connection = await connect(
+                    info, host, self._settings, progress.on_step, self._counters
+                )
+        except TimeoutError:
+            self._on_timeout(info, limit, progress)
+            return None
+        except ProtocolError as ex:
+            self.refusal.set(ex, progress.step)
+            raise  # no retry helps
+        except FrameError:
+            self.refusal.error = None
+            raise  # no retry helps
+        except StreamConnectionError as ex:
+            if is_cut(ex):
+                ex.retriable = self._established  # else it may be the wrong port
+            elif isinstance(ex, TLSError):
+                self.refusal.error = None
+                if info not in self._settings.infos:
+                    explain_mismatch(ex)
+                raise
+            self._on_failure(ex, progress)
+            return None
+        progress.error = self.last_error = self.refusal.error = None
+        self._established = True
+        for closing in self._closing:
+            closing.restore()
+        self._failed.pop(info, None)
+        if not self._settings.load_balancer:  # else the next attempt is to reach another node
+            self._resolver.on_success(host, info.port)
+        if connection.advertised is not None:
+            self._reached[connection.advertised] = info
+            self._unreachable.pop(connection.advertised, None)
+        return connection
+
+    def _on_timeout(self, info: ConnectionInfo, limit: float, progress: Progress) -> None:
+        text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
+        progress.error = self.last_error = ConnectTimeout(text)
+        self.refusal.on_timeout(progress.step)
+
+    def _on_failure(self, error: StreamConnectionError, progress: Progress) -> None:
+        progress.error = self.last_error = without_frames(error)
+        self.refusal.error = None
+
+    def probe(self, connection: Connection) -> None:
+        """Abort an unresponsive connection if its node does not accept a new one either."""
+        if connection.is_open and connection not in self._probes:
+            probe = asyncio.get_running_loop().create_task(self._probe(connection))
+            self._probes[connection] = probe
+            probe.add_done_callback(lambda _: self._probes.pop(connection, None))
+
+    async def _probe(self, connection: Connection) -> None:
+        progress = Progress(str(connection.address))
+        address = connection.address
+        info = replace(at(address, self._settings.infos), ssl=address.ssl)
+        try:
+            found = await self.dial(info, ADDRESS_TIMEOUT, progress)
+        except RbFlyError:
+            return  # the node answers
+        if found is not None:
+            await found.close(0)
+        elif connection.is_open:
+            connection.abort(StreamConnectionError(f'the node does not respond: {progress.error}'))
+
+
+def explain_mismatch(error: TLSError) -> None:
+    """Say what to do if a certificate does not have the name that the broker advertises."""
+    if getattr(error.__cause__, 'verify_code', None) in MISMATCHES:
+        error.args = (
+            f'{error}; the broker advertises this address: pass load_balancer=True to use only the'
+            ' addresses of the URIs, or configure the advertised host of the broker',
+        )
