@@ -38,6 +38,7 @@ help:  ## list the targets
 
 # Else each process would compile what it imports of the checkout.
 unexport PYTHONDONTWRITEBYTECODE
+export RBFLY_INSTALL ?= 0
 demo test: export RBFLY_INSTALL = 1
 
 $(BIN)/python:
