@@ -24,15 +24,14 @@ async def test_a_publisher_with_a_name_connects_opens_and_closes(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     publisher = await client.publisher(stream, name=f'shop-{uuid4()}', wait=False)
-    session = session_of(publisher)
-    assert session.state is PublisherState.CONNECTING
+    assert session_of(publisher).state is PublisherState.CONNECTING
     with pytest.raises(rbs.PublisherError, match='still connecting'):
         publisher.batch('too early')
     await publisher.send('x')
-    assert session.state is PublisherState.OPEN
+    assert session_of(publisher).state is PublisherState.OPEN
     await publisher.close()
-    assert session.state is PublisherState.CLOSED
+    assert session_of(publisher).state is PublisherState.CLOSED
     with pytest.raises(rbs.PublisherError, match='is closed'):
         await publisher.send('x')
     with pytest.raises(AssertionError, match='illegal transition CLOSED -> OPEN'):
-        session._enter(PublisherState.OPEN)
+        session_of(publisher)._enter(PublisherState.OPEN)
