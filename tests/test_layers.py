@@ -37,8 +37,8 @@ LAYERS = {
     'rbfly.protocol': [
         ['', 'compression', 'offset'],
         ['fields', '_entry', '_decoder'],
-        ['chunks'],
-        ['commands'],
+        ['chunks', 'commands'],
+        ['message_frames'],
         ['_pending'],
         ['_frames'],
         ['_queue'],
@@ -58,6 +58,7 @@ LAYERS = {
         ['locator'],
         ['cluster'],
         ['registration'],
+        ['recovery'],
         ['outages'],
     ],
     'rbfly.streams': [

@@ -21,14 +21,8 @@ from rbfly.protocol.commands import (
     DeclarePublisher,
     Delete,
     DeletePublisher,
-    Deliver,
-    DeliverV2,
     Metadata,
     MetadataUpdate,
-    Publish,
-    PublishConfirm,
-    PublishError,
-    PublishV2,
     QueryOffset,
     QueryPublisherSequence,
     StoreOffset,
@@ -38,6 +32,14 @@ from rbfly.protocol.commands import (
 )
 from rbfly.protocol.const import Key
 from rbfly.protocol.fields import TIME_MAX
+from rbfly.protocol.message_frames import (
+    Deliver,
+    DeliverV2,
+    Publish,
+    PublishConfirm,
+    PublishError,
+    PublishV2,
+)
 from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
 from tests.brokers import until

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..protocol import commands
+from ..protocol import commands, message_frames
 from ..protocol.commands import StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
 from ..protocol.fields import NAME_MAX
@@ -170,7 +170,7 @@ class Connection(Session):
 
     # -- publishing
 
-    def do_publish(self, command: commands.PublishV2) -> None:
+    def do_publish(self, command: message_frames.PublishV2) -> None:
         columns = [*map(list, zip(*command.entries, strict=True))] or [[], [], []]
         self.publish(command.publisher_id, Entries(*columns))
 

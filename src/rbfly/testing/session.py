@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..error import FrameError
-from ..protocol import commands
+from ..protocol import commands, message_frames
 from ..protocol.commands import Request, Response, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .arguments import Crash, Refused, require
@@ -181,7 +181,7 @@ class Session(Wire):
             return
         code = ResponseCode.PUBLISHER_DOES_NOT_EXIST
         errors = tuple((number, code) for number in entries.ids)
-        self.write(commands.PublishError(publisher_id, errors).encode())
+        self.write(message_frames.PublishError(publisher_id, errors).encode())
 
     def _drop(self) -> None:
         """Remove everything that the client has declared."""
