@@ -1,4 +1,5 @@
-# Each target sets up what it needs; `make help` lists them.
+# Each target sets up what it needs in build/; `make help` lists them.  Packages of the system are
+# named if they are missing, and installed by `make demo` and `make test` only.
 
 PYTHON ?= python3
 VARIANT ?= release
@@ -11,7 +12,8 @@ SWITCH_debug = RBFLY_DEBUG=1
 SWITCH_sanitize = RBFLY_SANITIZE=1
 SWITCH_portable = RBFLY_PORTABLE=1
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
-EXTRAS ?= uvloop compression perf service test lint doc
+# extras and dependency groups of pyproject.toml
+REQUIRED ?= perf service test doc
 EXAMPLES = build/examples
 FUZZ ?= codec --seconds 60
 SANITIZE ?= tests/amqp tests/protocol
@@ -19,13 +21,14 @@ SECONDS ?= 3600
 SEED ?=
 DOING ?= all
 ON ?= memory rabbitmq
-# loadfile keeps a test file on one worker, so that module fixtures are set up once.
-WORKERS ?= 4
+# Each worker imports all tests, so more workers cost more than they save; loadfile keeps a test file
+# on one worker, so that module fixtures are set up once.
+WORKERS ?= $(shell n=$$(nproc 2> /dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help build debug demo test quick lint types sanitize fuzz soak hot doc perf brokers-down clean
+.PHONY: help build debug demo test nightly quick lint types sanitize fuzz soak hot doc perf brokers-down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | \
@@ -33,18 +36,24 @@ help:  ## list the targets
 
 # -- set-up
 
+# Else each process would compile what it imports of the checkout.
+unexport PYTHONDONTWRITEBYTECODE
+demo test: export RBFLY_INSTALL = 1
+
 $(BIN)/python:
 	@mkdir -p build
-	@$(PYTHON) -m venv $(VENV) 2> build/venv.log || { \
-	    echo 'installing python3-venv and python3-dev'; rm -rf $(VENV); \
-	    { apt-get update && apt-get install -y python3-venv python3-dev; } >> build/venv.log 2>&1 && \
-	    $(PYTHON) -m venv $(VENV); } || { cat build/venv.log; \
-	    echo 'Python needs venv and its headers; on Debian: python3-venv, python3-dev'; exit 1; }
+	@PYTHON=$(PYTHON) tools/system-packages build
+	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -U pip
 
 $(VENV)/requirements: pyproject.toml $(BIN)/python
-	@echo 'installing requirements of the build and of $(EXTRAS) into $(VENV)'
-	@$(PIP) install $$($(BIN)/python tools/requirements.py $(EXTRAS))
+	@echo 'installing requirements of the build and of $(REQUIRED) into $(VENV)'
+	@$(PIP) install $$($(BIN)/python tools/requirements.py $(REQUIRED))
+	@touch $@
+
+$(VENV)/linters: $(VENV)/requirements
+	@echo 'installing the linters and type checkers into $(VENV)'
+	@$(PIP) install $$($(BIN)/python tools/requirements.py lint)
 	@touch $@
 
 $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
@@ -62,21 +71,24 @@ debug:  ## build with assertions and without optimization into build/venv-debug
 	@$(MAKE) --no-print-directory build VARIANT=debug
 
 demo:  ## publish and consume 100,000 messages in memory (BROKER=rabbitmq or RBFLY_URI: on RabbitMQ)
-	@$(MAKE) --no-print-directory build VENV=build/venv-demo EXTRAS=demo
+	@$(MAKE) --no-print-directory build VENV=build/venv-demo REQUIRED=demo
 	@build/venv-demo/bin/python -m perf demo $(addprefix --broker ,$(BROKER))
 
 test: build  ## run all tests against a real broker (WORKERS=0: in one process)
 	@$(PYTEST)
 
+nightly:  ## run everything that .ci/nightly lists, for hours
+	@.ci/nightly
+
 quick: build  ## run the tests that need no broker
 	@$(PYTEST) -m 'not broker'
 
-lint: build  ## run ruff and cython-lint
+lint: $(VENV)/linters  ## run ruff and cython-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PATH=$(BIN):$$PATH cython-lint src fuzz
 
-types: build  ## run mypy --strict and pyright, and check that all of the package is typed
+types: build $(VENV)/linters  ## run mypy --strict and pyright, and check that all of the package is typed
 	@$(BIN)/mypy
 	@$(BIN)/python -m mypy.stubtest --ignore-missing-stub --ignore-disjoint-bases --allowlist tools/stubtest.txt $(STUBS)
 	@$(BIN)/python -m tests.examples $(EXAMPLES)
@@ -86,19 +98,17 @@ types: build  ## run mypy --strict and pyright, and check that all of the packag
 	    pyright --verifytypes rbfly --ignoreexternal > build/types.log || { cat build/types.log; exit 1; }
 
 sanitize:  ## test the codec and the protocol engine under ASan and UBSan (SANITIZE=tests: everything)
-	@$(MAKE) --no-print-directory build VARIANT=sanitize EXTRAS='uvloop compression perf service test'
+	@$(MAKE) --no-print-directory build VARIANT=sanitize REQUIRED='perf service test'
 	@build/venv-sanitize/bin/python tools/sanitize.py -m pytest $(PARALLEL) -p no:faulthandler \
 	    $(SANITIZE)
 
 fuzz: $(VENV)/requirements  ## run coverage-guided fuzzing (FUZZ='codec --seconds 60'; or values, stream, ...)
-	@command -v clang > /dev/null || { echo 'installing clang'; { apt-get update && \
-	    apt-get install -y --no-install-recommends clang llvm libclang-rt-dev; } > build/clang.log \
-	    2>&1; } || { cat build/clang.log; exit 1; }
+	@tools/system-packages fuzz
 	@$(BIN)/python fuzz/run.py $(FUZZ)
 
 soak: build  ## exercise the client under random faults (SECONDS=3600 ON='memory rabbitmq' SEED=)
 	@for on in $(ON); do \
-	    $(BIN)/python -m perf prove soak --seconds $(SECONDS) --doing $(DOING) \
+	    $(BIN)/python -m proofs soak --seconds $(SECONDS) --doing $(DOING) \
 	        $(if $(SEED),--seed $(SEED)) --on $$on || exit 1; \
 	done
 

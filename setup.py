@@ -5,6 +5,7 @@ Environment switches; the first three use separate build folders, so their objec
     RBFLY_DEBUG=1      assertions and invariants, -O0
     RBFLY_SANITIZE=1   AddressSanitizer and UndefinedBehaviorSanitizer, -O1
     RBFLY_PORTABLE=1   no CPython internals, see src/rbfly/_cpython.pxd
+    RBFLY_FAST=1       -O1 instead of -O3, where speed does not matter (CI)
     RBFLY_WERROR=1     treat warnings of Cython and the C compiler as errors (CI)
 
 The generated C goes to build/cython, along with annotated HTML.  It is the same for every build
@@ -28,6 +29,7 @@ def switch(name: str) -> bool:
 DEBUG = switch('RBFLY_DEBUG')
 SANITIZE = switch('RBFLY_SANITIZE')
 PORTABLE = switch('RBFLY_PORTABLE')
+FAST = switch('RBFLY_FAST')
 WERROR = switch('RBFLY_WERROR')
 
 VARIANT = 'debug' if DEBUG else 'sanitize' if SANITIZE else 'portable' if PORTABLE else 'release'
@@ -62,7 +64,7 @@ elif SANITIZE:
     CFLAGS += ['-O1', '-g', '-UNDEBUG', '-fno-omit-frame-pointer']
 else:
     # Call Python functions with one jump instead of two.
-    CFLAGS += ['-O3', '-g0', '-fno-plt']
+    CFLAGS += ['-O1' if FAST else '-O3', '-g0', '-fno-plt']
     # Functions with a single caller mostly handle rare cases and are separate on purpose: inlined,
     # they would cost the hot function registers.  (Clang lacks the first flag, gcc the second.)
     CFLAGS += ['-fno-inline-functions-called-once', '-Wno-ignored-optimization-argument']
@@ -109,5 +111,9 @@ modules = cythonize(
 
 setup(
     ext_modules=modules,
-    options={'build': {'build_base': str(BUILD)}, 'build_ext': {'parallel': True}},
+    options={
+        'build': {'build_base': str(BUILD)},
+        'build_ext': {'parallel': True},
+        'egg_info': {'egg_base': str(BUILD)},  # variants may be built at the same time
+    },
 )

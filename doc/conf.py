@@ -1,5 +1,7 @@
 """Sphinx configuration; `make doc` builds with warnings as errors."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -7,6 +9,9 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.inspect import TypeAliasForwardRef
 
 from rbfly import __version__
+
+DOC = Path(__file__).resolve().parent
+sys.path.append(str(DOC.parent))  # of the benchmark and the proofs, which write pages
 
 project = 'RbFly'
 author = 'the RbFly developers'
@@ -70,6 +75,24 @@ def hide_overloads() -> None:
         analyzer.overloads.clear()
 
 
+def write_results(app: Sphinx) -> None:
+    """Write the pages of benchmark and proofs, unless they are newer than results and code."""
+    import perf.report
+    import proofs.page
+
+    for module, pattern, name in (
+        (perf.report, 'perf/*.jsonl.xz', 'performance.rst'),
+        (proofs.page, 'proofs/*.json', 'proofs.rst'),
+    ):
+        results = sorted((DOC / '_static').glob(pattern))
+        sources = Path(module.__file__ or '').parent.glob('*.py')
+        newest = max(path.stat().st_mtime for path in (*results, *sources))
+        page = DOC / name
+        if not page.exists() or page.stat().st_mtime < newest:
+            module.write(results, DOC)
+
+
 def setup(app: Sphinx) -> None:
     hide_overloads()
+    app.connect('builder-inited', write_results)
     app.connect('autodoc-process-signature', hide_constructor)

@@ -5,11 +5,15 @@
     python fuzz/run.py stream --workers 2           read arbitrary bytes as chunks or socket data
     python fuzz/run.py commands                     decode arbitrary bytes as any frame
     python fuzz/run.py codec FILE...                run these inputs only, such as a finding
-    python fuzz/run.py codec --minimise             reduce build/fuzz's corpus into fuzz/corpus
+    python fuzz/run.py codec --minimise             add what was found to fuzz/corpus/codec.zip
 
 Needs clang with its sanitizer runtimes (Debian: clang, libclang-rt-dev), CPython's headers and
 library, and Cython.  The generated C goes to build/cython, everything else to build/fuzz.  An input
 that fails is saved in build/fuzz/findings, and the exit status is then 1.
+
+Each run starts from the inputs in fuzz/corpus/TARGET.zip and collects new ones in
+build/fuzz/corpus.  `--minimise` replaces the archive with the smallest set of inputs that covers
+what both cover; commit it if that is more than before.
 """
 
 import argparse
@@ -23,11 +27,12 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, ZipInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / 'build' / 'fuzz'
@@ -279,6 +284,28 @@ def write_seeds(target: str) -> Path:
     return folder
 
 
+# -- the kept inputs
+
+
+def unpack(target: str) -> Path:
+    """Extract the archive of a target; return the folder of its inputs."""
+    folder = BUILD / 'kept' / target
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with ZipFile(KEPT / f'{target}.zip') as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def pack(target: str, inputs: Iterable[bytes]) -> Path:
+    """Write the archive of a target; the same inputs give the same archive."""
+    path = KEPT / f'{target}.zip'
+    with ZipFile(path, 'w') as archive:  # stored, as most inputs are shorter than a deflate block
+        for number, data in enumerate(sorted(inputs, key=lambda data: (len(data), data))):
+            archive.writestr(ZipInfo(f'{number:03}'), data)  # dated 1980
+    return path
+
+
 # -- run
 
 
@@ -330,10 +357,7 @@ def report(target: str, status: int, text: str) -> int:
 def fuzz(fuzzer: Path, args: argparse.Namespace) -> int:
     work = BUILD / 'corpus' / args.target
     work.mkdir(parents=True, exist_ok=True)
-    corpus: Path = args.corpus or KEPT / args.target
-    folders = [work, write_seeds(args.target)]
-    if corpus.is_dir():
-        folders.append(corpus)
+    folders = [work, write_seeds(args.target), args.corpus or unpack(args.target)]
     words = [
         f'-max_len={MAX_LEN[args.target]}',
         f'-max_total_time={args.seconds}',
@@ -368,13 +392,11 @@ def replay(fuzzer: Path, args: argparse.Namespace) -> int:
 
 
 def minimise(fuzzer: Path, args: argparse.Namespace) -> int:
-    """Reduce the corpus to the smallest set of inputs with the same coverage."""
-    kept = KEPT / args.target
-    kept.mkdir(parents=True, exist_ok=True)
+    """Replace the archive with the smallest set of inputs that has the same coverage."""
     merged = BUILD / 'minimised' / args.target
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir(parents=True)
-    folders = [merged, kept, BUILD / 'corpus' / args.target]
+    folders = [merged, unpack(args.target), BUILD / 'corpus' / args.target]
     status, text = start(
         fuzzer, args.target, 0,
         ['-merge=1', '-use_counters=0', '-max_len=1000', *(str(f) for f in folders if f.is_dir())],
@@ -383,11 +405,8 @@ def minimise(fuzzer: Path, args: argparse.Namespace) -> int:
         print(text[-4000:])
         return 1
     inputs = sorted(merged.iterdir(), key=lambda path: (path.stat().st_size, path.name))
-    shutil.rmtree(kept)
-    kept.mkdir()
-    for path in inputs[:KEPT_FILES]:
-        shutil.copyfile(path, kept / path.name)
-    print(f'{kept}: kept {min(len(inputs), KEPT_FILES)} of {len(inputs)} inputs')
+    path = pack(args.target, [path.read_bytes() for path in inputs[:KEPT_FILES]])
+    print(f'{path}: kept {min(len(inputs), KEPT_FILES)} of {len(inputs)} inputs')
     return 0
 
 
@@ -404,9 +423,9 @@ def main() -> int:
     parser.add_argument('--runs', type=int, default=0, help='total executions (default: no limit)')
     parser.add_argument('--seconds', type=int, default=60, help='time limit, 0: none (default: 60)')
     parser.add_argument('--workers', type=int, default=1, help='number of processes (default: 1)')
-    parser.add_argument('--corpus', type=Path, help='initial inputs (default: fuzz/corpus/TARGET)')
+    parser.add_argument('--corpus', type=Path, help='initial inputs (default: of the archive)')
     parser.add_argument('--seed', type=int, default=0, help="libFuzzer's random seed")
-    parser.add_argument('--minimise', action='store_true', help='rewrite fuzz/corpus/TARGET')
+    parser.add_argument('--minimise', action='store_true', help='replace fuzz/corpus/TARGET.zip')
     args = parser.parse_args()
     args.files = [path.resolve() for path in args.files]
     if args.corpus:

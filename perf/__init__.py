@@ -1,1 +1,1 @@
-"""Benchmarks of RbFly, its peers and the floor, and proofs: `python -m perf --help`."""
+"""Benchmarks of RbFly, its peers and the floor: `python -m perf --help`."""

@@ -2,17 +2,14 @@
 
 import argparse
 import contextlib
-import random
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from brokers import BrokerError, RabbitMQ
+from brokers import RabbitMQ
 from brokers import cli as brokers
 
-from . import environment, lanes, proofs, target
-from .lanes import studies
+from . import broker_address, environment, lanes
 from .results import ResultsError, read
 from .runs import (
     QUICK_ROUNDS,
@@ -21,10 +18,7 @@ from .runs import (
     do_run,
     results_folder,
     say,
-    terminated,
 )
-
-__all__ = ['main']
 
 EPILOG = """\
 examples:
@@ -33,17 +27,12 @@ examples:
   python -m perf --scenario sizes,latency    two of the studies
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
   python -m perf --resume                    resume the latest run
-  python -m perf compare old.jsonl new.jsonl
-  python -m perf report run.jsonl            write doc/performance.rst and its figures
+  python -m perf compare old.jsonl.xz new.jsonl.xz
+  python -m perf report run.jsonl.xz         write doc/performance.rst
   python -m perf instructions                count the codec's instructions with valgrind
-  python -m perf prove publish-cuts          cut connections and check that nothing is lost
 
 Set RBFLY_URI and RBFLY_KAFKA to use running brokers; otherwise brokers are started on loopback.
 """
-
-
-# Allowed values for settings of proofs.
-CHOICES = {'on': ('rabbitmq', 'memory'), 'how': ('pause', 'partition', 'roll')}
 
 
 def words(text: str) -> list[str]:
@@ -113,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         '--rounds',
         type=at_least_one,
         metavar='N',
-        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {studies.ROUNDS} for studies',
+        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {lanes.ROUNDS} for studies',
     )
     run.add_argument(
         '--scale',
@@ -129,7 +118,12 @@ def parser() -> argparse.ArgumentParser:
     size.add_argument('--quick', action='store_true', help='few messages, few rounds')
     size.add_argument('--full', action='store_true', help='the full number of messages (scale 1)')
     run.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
-    run.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON lines)')
+    run.add_argument(
+        '--out',
+        type=Path,
+        metavar='FILE',
+        help='result file (JSON lines); it is compressed, and named .xz, when the run is complete',
+    )
 
     compare = commands.add_parser(
         'compare', help='compare two result files', description=do_compare.__doc__
@@ -155,35 +149,12 @@ def parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser(
         'report',
-        help='write the pages of the documentation from result files',
+        help='write a page of the documentation from result files',
         description=do_report.__doc__,
     )
     report.set_defaults(func=do_report)
     report.add_argument('files', type=Path, nargs='+', metavar='FILE')
     report.add_argument('--out', type=Path, metavar='FOLDER', help='default: doc')
-
-    prove = commands.add_parser(
-        'prove',
-        help='prove that faults neither lose nor duplicate messages',
-        description=do_prove.__doc__,
-        epilog=proofs_listed(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    prove.set_defaults(func=do_prove)
-    prove.add_argument('proof', nargs='?', metavar='NAME', help='default: list all proofs')
-    prove.add_argument(
-        '--seed', type=int, metavar='S', help='seed of all random choices; default: random'
-    )
-    for name, about in proofs.SETTINGS.items():
-        if name == 'unnamed':
-            prove.add_argument('--unnamed', action='store_true', default=None, help=about)
-        elif name in ('by', 'doing'):
-            prove.add_argument(f'--{name}', metavar='HOW', help=about)
-        elif name in CHOICES:
-            prove.add_argument(f'--{name}', choices=CHOICES[name], help=about)
-        else:
-            prove.add_argument(f'--{name}', type=at_least_one, metavar='N', help=about)
-    prove.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON)')
 
     listing = commands.add_parser(
         'list',
@@ -236,7 +207,7 @@ def do_instructions(args: argparse.Namespace) -> int:
         instructions.check()
         chosen = instructions.chosen(args.lanes)
         for lane in chosen:
-            if reason := lanes.missing(lane.library):
+            if reason := lanes.missing(lane):
                 raise CommandError(f'{lane.name}: {reason}')
         earlier = instructions.load(args.against) if args.against else None
         found = instructions.measure([lane.name for lane in chosen], keep=args.keep)
@@ -250,66 +221,22 @@ def do_instructions(args: argparse.Namespace) -> int:
     return 0
 
 
-def proofs_listed() -> str:
-    lines = ['proofs and their default settings:']
-    for proof in proofs.PROOFS.values():
-        lines.append(f'  {proof.name:16} {proof.title}')
-        used = [f'--{name} {value}' for name, value in proof.settings.items() if value is not False]
-        lines.append(f'  {"":16} {" ".join(used)}')
-    return '\n'.join(lines)
-
-
-def do_prove(args: argparse.Namespace) -> int:
-    """Run a proof on a broker of its own; the exit status is 0 if all its claims hold."""
-    if args.proof is None:
-        print(proofs_listed())
-        return 0
-    proof = proofs.PROOFS.get(args.proof)
-    if proof is None:
-        raise CommandError(f'unknown proof {args.proof}; known are {", ".join(proofs.PROOFS)}')
-    settings = {
-        name: value for name in proofs.SETTINGS if (value := getattr(args, name)) is not None
-    }
-    if unknown := [name for name in settings if name not in proof.settings]:
-        raise CommandError(f'proof {proof.name} has no setting --{unknown[0]}')
-    for name in ('rbfly', 'uvloop'):
-        if lanes.version(name) is None:
-            raise CommandError(f'{name} is not installed; {lanes.INSTALL}')
-    from .proofs import main
-    from .proofs.run import Run, default_path
-
-    seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
-    run = Run(proof, seed, **settings)
-    path = args.out or default_path(results_folder(), proof.name)
-    print(f'to repeat: {run.command}', flush=True)
-    signal.signal(signal.SIGTERM, terminated)
-    try:
-        main.run(run, path)
-    except BrokerError as ex:
-        raise CommandError(str(ex)) from None
-    for line in run.summary():
-        print(line)
-    say(f'stored: {path}')
-    return 0 if run.holds else 1
-
-
 def do_report(args: argparse.Namespace) -> int:
-    """Write performance.rst with its figures, and proofs.rst, from result files only."""
+    """Write performance.rst from result files only."""
     from . import report
 
     try:
         written = report.write(args.files, args.out or environment.folder() / 'doc')
     except report.ReportError as ex:
         raise CommandError(str(ex)) from None
-    for path in written:
-        print(path)
+    print(written)
     return 0
 
 
 def do_list(args: argparse.Namespace) -> int:
     """List scenarios, lanes, messages per round, and missing requirements."""
-    for scenario, about in lanes.SCENARIOS.items():
-        print(f'{scenario}: {about}')
+    for scenario, found in lanes.SCENARIOS.items():
+        print(f'{scenario}: {found.about}')
         for kind in lanes.KINDS.values():
             if kind.scenario != scenario:
                 continue
@@ -322,12 +249,12 @@ def do_list(args: argparse.Namespace) -> int:
             for lane in lanes.LANES.values():
                 if lane.kind == kind:
                     floor = ' (floor)' if lane.is_floor else ''
-                    reason = lanes.missing(lane.library)
+                    reason = lanes.missing(lane)
                     print(f'    {lane.name}{floor}{": " if reason else ""}{reason}')
         print()
     print('How the lanes use each library:')
-    for library in lanes.LIBRARIES.values():
-        print(f'  {library.name}: {library.how}')
+    for use in lanes.USES:
+        print(f'  {use.library.name}: {use.how}')
     return 0
 
 
@@ -349,7 +276,7 @@ def do_demo(args: argparse.Namespace) -> int:
             where = 'an in-memory broker, in a thread of this process'
             uri = stack.enter_context(StreamBroker()).uri
         else:
-            where, uri = '', target.address('rabbitmq')
+            where, uri = '', broker_address.find('rabbitmq')
         try:
             demo.run(uri, args.count, where)
         except BrokenPipeError:  # of standard output
@@ -367,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return int(args.func(args))
-    except (CommandError, ResultsError, target.TargetError) as ex:
+    except (CommandError, ResultsError, broker_address.AddressError) as ex:
         say(f'perf: {ex}')
         return 2
     except KeyboardInterrupt:

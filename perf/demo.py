@@ -8,10 +8,8 @@ from time import perf_counter
 
 import rbfly.streams as rbs
 
-from .lanes.base import bodies
+from .clients.base import bodies
 from .progress import Progress
-
-__all__ = ['run']
 
 BATCH = 1_000
 

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ['describe', 'differences', 'folder']
-
 # results are comparable if these are the same
 COMPARED = ('python', 'kernel', 'machine', 'cpu', 'cpus', 'libraries', 'brokers', 'revision')
 

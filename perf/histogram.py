@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Self
 
-__all__ = ['WIDTH', 'Histogram']
-
 WIDTH = 1.01  # end of a bucket divided by its start
 SHORTEST = 1e-9  # seconds; smaller values count as this
 

@@ -8,7 +8,6 @@ fixed, so the same build has the same counts in every run, however busy the mach
 """
 
 import compileall
-import importlib
 import json
 import os
 import re
@@ -22,22 +21,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import environment, lanes
-from .lanes.base import Target
-from .lanes.codec import Codec
+from . import clients, environment, lanes
+from .clients.base import Target
+from .clients.codec import Codec
 from .progress import Progress
-
-__all__ = [
-    'COUNT',
-    'InstructionsError',
-    'check',
-    'chosen',
-    'default_path',
-    'load',
-    'measure',
-    'report',
-    'store',
-]
 
 COUNT = 1_000
 TOTAL = re.compile(r'^(?:summary|totals):\s*(\d+)', re.MULTILINE)
@@ -115,11 +102,10 @@ def measure(names: Sequence[str], count: int = COUNT, keep: Path | None = None) 
 
 def store(path: Path, found: dict[str, float], count: int = COUNT) -> None:
     """Write counts and their environment to a file."""
-    libraries = {lanes.find(name).library for name in found}
     version = subprocess.run(['valgrind', '--version'], capture_output=True, text=True)
     record = {
         'type': 'instructions',
-        'environment': environment.describe(lanes.versions(libraries), {}),
+        'environment': environment.describe(lanes.versions(map(lanes.find, found)), {}),
         'valgrind': version.stdout.strip(),
         'count': count,
         'instructions': found,
@@ -167,8 +153,8 @@ def main(argv: Sequence[str]) -> int:
     """Run a lane under valgrind."""
     name, count = argv
     lane = lanes.find(name)
-    module = importlib.import_module(f'perf.lanes.{lane.library.module}')
-    work: Codec = module.make(lane.kind, Target('', ''))
+    work = clients.make(lane, Target('', ''))
+    assert isinstance(work, Codec)
     work.case.check()
     work.case.timer().timeit(int(count))
     return 0

@@ -9,8 +9,6 @@ import struct
 import time
 from typing import Self
 
-__all__ = ['Connection', 'KafkaError']
-
 LIST_OFFSETS = 2
 CREATE_TOPICS = 19
 DELETE_TOPICS = 20

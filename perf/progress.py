@@ -6,8 +6,6 @@ import sys
 from time import monotonic
 from typing import Any
 
-__all__ = ['Progress']
-
 INTERVAL = 10.0  # seconds between two lines
 FORMAT = '{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}{postfix}]'
 

@@ -1,29 +1,28 @@
 """Result files: JSON lines, starting with a header; each result is appended at once.
 
-    {"type": "header", "format": 1, "environment": {...}, "settings": {...}, "scenarios": {...},
+    {"type": "header", "format": 2, "environment": {...}, "settings": {...}, "scenarios": {...},
      "kinds": {...}, "lanes": [...], "left_out": [...]}
-    {"type": "result", "scenario": ..., "lane": ..., "round": ..., "order": ..., "count": ...,
-     "seconds": ..., "rate": ..., "cpu_user": ..., "cpu_sys": ..., "cpu_per_message": ...,
-     "max_rss": ..., "stored": ...}
+    {"type": "result", "lane": ..., "round": ..., "count": ..., "seconds": ..., "cpu_user": ...,
+     "cpu_sys": ..., "max_rss": ...}
     {"type": "failure", "lane": ..., "round": ..., "error": ...}
-    {"type": "filled", "scenario": ..., "count": ..., "chunks": ...}
+    {"type": "filled", "kind": ..., "count": ..., "chunks": ...}
     {"type": "resumed", "environment": {...}}
 
-An interrupted run may leave an incomplete last line, which is ignored.
+An interrupted run may leave an incomplete last line, which is ignored.  The file of a complete run
+is compressed, and its name then ends with `.xz`.
 """
 
 import json
+import lzma
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from . import lanes
 from .stats import Interval, ratio_interval
 
-__all__ = ['Results', 'ResultsError', 'Settings', 'Writer', 'read']
-
-FORMAT = 1
+FORMAT = 2
+PACKED = '.xz'
 
 
 class ResultsError(Exception):
@@ -43,13 +42,6 @@ class Settings:
     counts: dict[str, int]
     lanes: list[str]
 
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Self:
-        return cls(data['rounds'], data['seed'], data['counts'], data['lanes'])
-
-    def dump(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass
 class Results:
@@ -63,12 +55,14 @@ class Results:
 
     @property
     def settings(self) -> Settings:
-        return Settings.load(self.header['settings'])
+        return Settings(**self.header['settings'])
 
     def add(self, record: dict[str, Any]) -> None:
         """Add a line of the file."""
         if record['type'] == 'result':
-            self.rows.append(record)
+            cpu = (record['cpu_user'] + record['cpu_sys']) / record['count']
+            rate = record['count'] / record['seconds']
+            self.rows.append(record | {'rate': rate, 'cpu_per_message': cpu})
         elif record['type'] == 'failure':
             self.failures.append(record)
         elif record['type'] == 'resumed':
@@ -89,9 +83,7 @@ class Results:
     def rounds(self, lane: str) -> int:
         """The number of rounds that a lane takes part in."""
         name = next((item['kind'] for item in self.header['lanes'] if item['lane'] == lane), '')
-        about = self.header.get('kinds', {}).get(name, {})
-        # early files do not contain the number of rounds of a kind
-        most = about.get('rounds', lanes.KINDS[name].rounds if name in lanes.KINDS else 0)
+        most = self.header['kinds'][name]['rounds'] if name else 0
         return min(self.settings.rounds, most or self.settings.rounds)
 
     def column(self, lane: str, name: str) -> dict[int, float]:
@@ -127,8 +119,10 @@ class Writer:
         :raises ResultsError: it exists.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size:
-            raise ResultsError(f'{path} exists; use --resume to continue it')
+        path = path.with_name(path.name.removesuffix(PACKED))
+        for existing in (path, packed(path)):
+            if existing.exists() and existing.stat().st_size:
+                raise ResultsError(f'{existing} exists; use --resume to continue it')
         record = {'type': 'header', 'format': FORMAT, **header}
         writer = cls(Results(path, record))
         writer.write(record)
@@ -137,13 +131,18 @@ class Writer:
     @classmethod
     def resume(cls, results: Results) -> Self:
         """Continue a file after its last complete line."""
+        if results.path.suffix == PACKED:
+            path = results.path.with_suffix('')
+            path.write_bytes(lzma.decompress(results.path.read_bytes()))
+            results.path.unlink()
+            results.path = path
         with open(results.path, 'rb+') as file:
             file.truncate(file.read().rfind(b'\n') + 1)
         return cls(results)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record and sync it to disk."""
-        self.file.write(json.dumps(record) + '\n')
+        self.file.write(json.dumps(record, separators=(',', ':')) + '\n')
         self.file.flush()
         os.fsync(self.file.fileno())
         self.results.add(record)
@@ -151,14 +150,31 @@ class Writer:
     def close(self) -> None:
         self.file.close()
 
+    def pack(self) -> None:
+        """Close and compress the file of a complete run."""
+        self.close()
+        plain, incomplete = self.results.path, self.results.path.with_suffix('.part')
+        incomplete.write_bytes(lzma.compress(plain.read_bytes(), preset=9))
+        self.results.path = incomplete.replace(packed(plain))
+        plain.unlink()
+
+
+def packed(path: Path) -> Path:
+    return path.with_name(path.name + PACKED)
+
 
 def read(path: Path) -> Results:
     """Read a result file."""
     try:
-        *lines, _ = path.read_text(encoding='utf-8').split('\n')
+        data = path.read_bytes()
+        if path.suffix == PACKED:
+            data = lzma.decompress(data)
+        *lines, _ = data.decode().split('\n')
         records = [json.loads(line) for line in lines]
     except OSError as ex:
         raise ResultsError(f'cannot read {path}: {ex.strerror}') from None
+    except lzma.LZMAError:
+        raise ResultsError(f'{path} is not a result file: not compressed with xz') from None
     except ValueError:
         raise ResultsError(f'{path} is not a result file: not JSON lines') from None
     first = records[0] if records and isinstance(records[0], dict) else {}

@@ -21,10 +21,8 @@ from typing import Any
 from . import environment, lanes, programs
 from .progress import Progress
 from .results import Settings, Writer
-from .spread import partitions_of
 from .store import Store, StoreError
-
-__all__ = ['LaneError', 'order', 'run']
+from .super_stream_wire import partitions_of
 
 TIMEOUT = 60.0  # seconds for the answer to a command
 SETTLE = 10.0  # seconds for the broker to store unconfirmed messages
@@ -150,8 +148,8 @@ class Turn:
         """Let the lane work, then compare its report with the messages in the broker."""
         kind = self.lane.kind
         consumes = kind.stored is not None
-        if not warm_up and self.lane.library.part != 1:
-            count = kind.whole(count * self.lane.library.part)
+        if not warm_up and self.lane.use.part != 1:
+            count = kind.whole(count * self.lane.use.part)
         if kind.stored:
             count = min(count, self.expected * kind.stored.readers)
         if self.store:
@@ -170,7 +168,7 @@ class Turn:
         if reported != count and not (consumes and warm_up):
             raise LaneError(f'requested {count:,} messages, but the lane reports {reported:,}')
         if self.store is None:
-            return {**answer, 'stored': None}
+            return answer
         if not consumes:
             self.expected += reported
         stored = self.count()
@@ -180,7 +178,7 @@ class Turn:
             stored = self.count()
         if stored != self.expected:
             raise LaneError(f'the broker holds {stored:,} messages instead of {self.expected:,}')
-        return {**answer, 'stored': stored}
+        return answer
 
 
 def names_of(stream: str, kind: lanes.Kind) -> list[str]:
@@ -201,26 +199,25 @@ def combine(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return answers[0] | added | {'seconds': ended - begun}
 
 
-def record(lane: lanes.Lane, number: int, position: int, answer: dict[str, Any]) -> dict[str, Any]:
+def record(lane: lanes.Lane, number: int, answer: dict[str, Any]) -> dict[str, Any]:
     """Create the line of the result file."""
-    count, seconds = answer['count'], answer['seconds']
     also = {name: answer[name] for name in ('histograms', 'late', 'round_trip') if answer.get(name)}
     return {
         'type': 'result',
-        'scenario': lane.kind.scenario,
         'lane': lane.name,
         'round': number,
-        'order': position,
-        'count': count,
-        'seconds': seconds,
-        'rate': count / seconds,
-        'cpu_user': answer['cpu_user'],
-        'cpu_sys': answer['cpu_sys'],
-        'cpu_per_message': (answer['cpu_user'] + answer['cpu_sys']) / count,
+        'count': answer['count'],
+        'seconds': digits(answer['seconds']),
+        'cpu_user': digits(answer['cpu_user']),
+        'cpu_sys': digits(answer['cpu_sys']),
         'max_rss': answer['max_rss'],
-        'stored': answer['stored'],
         **also,
     }
+
+
+def digits(seconds: float) -> float:
+    """Round to six significant digits, which no clock of a benchmark exceeds."""
+    return float(f'{seconds:.6g}')
 
 
 @contextmanager
@@ -257,7 +254,7 @@ def streams(
                 count = sum(map(store.count, parts))
                 chunks = sum(store.chunks[name] for name in parts)
                 writer.write(
-                    {'type': 'filled', 'scenario': kind.name, 'count': count, 'chunks': chunks}
+                    {'type': 'filled', 'kind': kind.name, 'count': count, 'chunks': chunks}
                 )
         yield names
     finally:
@@ -323,7 +320,7 @@ def run_scenario(
 
         by_name = {lane.name: lane for lane in chosen}
         for number in range(1, settings.rounds + 1):
-            for position, name in enumerate(order(settings.seed, number, list(by_name)), 1):
+            for name in order(settings.seed, number, list(by_name)):
                 lane = by_name[name]
                 if (name, number) in done or number > lane.kind.part_of(settings.rounds):
                     continue
@@ -336,7 +333,7 @@ def run_scenario(
                 except (LaneError, *StoreError) as ex:
                     fail(lane, number, ex)
                 else:
-                    row = record(lane, number, position, answer)
-                    writer.write(row)
-                    progress.doing(f'round {number}, {name} {row["rate"]:,.0f}/s')
+                    writer.write(record(lane, number, answer))
+                    rate = answer['count'] / answer['seconds']
+                    progress.doing(f'round {number}, {name} {rate:,.0f}/s')
                 progress.step()

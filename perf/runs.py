@@ -4,28 +4,14 @@ import argparse
 import random
 import signal
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import environment, lanes, target
+from . import broker_address, environment, lanes
 from .results import Results, Settings, Writer, read
-
-__all__ = [
-    'QUICK_ROUNDS',
-    'ROUNDS',
-    'CommandError',
-    'begin',
-    'counts',
-    'describe_kind',
-    'describe_lane',
-    'do_run',
-    'results_folder',
-    'resumed',
-    'say',
-    'terminated',
-]
 
 ROUNDS = 100
 QUICK_ROUNDS = 10
@@ -61,9 +47,7 @@ def begin(args: argparse.Namespace) -> tuple[Path, Settings, list[dict[str, str]
     except ValueError as ex:
         raise CommandError(str(ex)) from None
     left_out = [
-        {'lane': lane.name, 'reason': reason}
-        for lane in chosen
-        if (reason := lanes.missing(lane.library))
+        {'lane': lane.name, 'reason': reason} for lane in chosen if (reason := lanes.missing(lane))
     ]
     absent = {item['lane'] for item in left_out}
     names = [lane.name for lane in chosen if lane.name not in absent]
@@ -82,7 +66,7 @@ def resumed(args: argparse.Namespace) -> Results:
     """Results of the run to resume; options, if given, must be those it was started with."""
     path = args.out
     if path is None:
-        files = sorted(results_folder().glob('*.jsonl'))
+        files = sorted(results_folder().glob('*.jsonl*'))
         if not files:
             raise CommandError(f'no run to resume in {results_folder()}')
         path = files[-1]
@@ -123,8 +107,8 @@ def describe_lane(name: str) -> dict[str, str]:
         'kind': lane.kind.name,
         'library': lane.library.name,
         'broker': lane.broker,
-        'loop': lane.library.loop,
-        'how': lane.library.how,
+        'loop': lane.use.loop,
+        'how': lane.use.how,
     }
 
 
@@ -154,7 +138,7 @@ def do_run(args: argparse.Namespace) -> int:
         path, settings = earlier.path, earlier.settings
         left_out: list[dict[str, str]] = []
         for name in settings.lanes:
-            if reason := lanes.missing(lanes.find(name).library):
+            if reason := lanes.missing(lanes.find(name)):
                 raise CommandError(f'{name}: {reason}')
     else:
         path, settings, left_out = begin(args)
@@ -194,10 +178,9 @@ def measure(
         raise CommandError('none of the chosen lanes can run; see the reasons above')
     settings = Settings(settings.rounds, settings.seed, settings.counts, kept)
 
-    libraries = {lanes.find(name).library for name in kept}
     about = environment.describe(
-        lanes.versions(libraries),
-        {name: {**target.about(name), **store.about()} for name, store in stores.items()},
+        lanes.versions(map(lanes.find, kept)),
+        {name: {**broker_address.about(name), **store.about()} for name, store in stores.items()},
     )
     if earlier:
         for line in environment.differences(earlier.header['environment'], about):
@@ -209,13 +192,14 @@ def measure(
             path,
             {
                 'environment': about,
-                'settings': settings.dump(),
-                'scenarios': lanes.SCENARIOS,
+                'settings': asdict(settings),
+                'scenarios': {name: found.about for name, found in lanes.SCENARIOS.items()},
                 'kinds': {name: describe_kind(name) for name in settings.counts},
                 'lanes': [describe_lane(name) for name in kept],
                 'left_out': left_out,
             },
         )
+    path = writer.results.path
     say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
     try:
         runner.run(settings, writer, stores)
@@ -226,7 +210,11 @@ def measure(
         writer.close()
     for line in table.summary(writer.results):
         print(line)
-    return 1 if writer.results.failed() else 0
+    if writer.results.failed():
+        return 1
+    writer.pack()
+    say(f'stored: {writer.results.path}')
+    return 0
 
 
 def say(text: str) -> None:

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ['Interval', 'median_interval', 'ratio_interval']
-
-RESAMPLES = 2_000
+RESAMPLES = 1_000
 LEVEL = 0.95
 
 

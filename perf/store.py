@@ -12,13 +12,10 @@ from functools import cache
 
 from brokers import BrokerError, RabbitMQ
 
-from . import kafka, spread, target, wire
-from .far import Far
+from . import broker_address, kafka, super_stream_wire, wire
+from .clients.base import numbered
+from .delayed_broker import DelayedBroker
 from .lanes import Stored
-from .lanes.base import numbered
-from .lanes.codec import APP_PROPERTIES, PROPERTIES
-
-__all__ = ['KafkaStore', 'RabbitStore', 'Store', 'StoreError', 'opened']
 
 StoreError = (wire.WireError, kafka.KafkaError, OSError)
 
@@ -34,6 +31,11 @@ NODES = 3  # of a cluster
 def no_delay(milliseconds: float) -> None:
     """Accept no delay: there is no proxy to inject it."""
     assert not milliseconds
+
+
+def plain(stored: Stored, number: int) -> bytes:
+    """Encode the message of a stream with this number."""
+    return wire.data_section(numbered(number, stored.size))
 
 
 class Store(ABC):
@@ -108,9 +110,9 @@ class RabbitStore(Store):
 
     def create_super(self, stream: str, partitions: Sequence[str], nodes: int = 0) -> None:
         locator = {'queue-leader-locator': 'client-local' if nodes == 1 else 'balanced'}
-        spread.create(self.connection, stream, partitions, RETENTION | locator)
+        super_stream_wire.create(self.connection, stream, partitions, RETENTION | locator)
         if nodes:
-            found = spread.leaders(self.uri, partitions)
+            found = super_stream_wire.leaders(self.uri, partitions)
             self.leaders.update(zip(partitions, found, strict=True))
             if sorted(Counter(found).values()) != [len(partitions) // nodes] * nodes:
                 raise wire.WireError(f'{stream} is led by {found}, not by {nodes} nodes')
@@ -142,25 +144,27 @@ class RabbitStore(Store):
         return total
 
     def fill(self, stream: str, count: int, stored: Stored) -> None:
-        head = wire.properties_sections(PROPERTIES, APP_PROPERTIES) if stored.properties else b''
-        value = b''
-        if stored.value:
-            from .lanes.values import encoded  # nothing else here needs RbFly
-
-            value = encoded(stored.value)
+        encode = plain
+        if stored.properties or stored.value:
+            from .clients.values import encoded as encode  # nothing else here needs RbFly
         publisher = wire.Connection(self.leaders.get(stream, self.uri), 'perf-fill')
         try:
             publisher.declare_publisher(stream)
             for first in range(0, count, stored.frame):
-                bodies = [numbered(i, stored.size) for i in range(first, first + stored.frame)]
+                numbers = range(first, first + stored.frame)
+                entries = size = stored.frame // max(stored.sub_entry, 1)
+                bodies = [numbered(i, stored.size) for i in numbers]
                 if stored.sub_entry:
-                    entries = stored.frame // stored.sub_entry
                     frames = wire.sub_entry_frames(bodies, stored.sub_entry, entries)
                 else:
-                    entries = stored.frame
-                    messages = [value or head + wire.data_section(data) for data in bodies]
-                    frames = [wire.publish_frame(0, first, messages)]
-                publisher.publish(frames, entries, entries)
+                    messages = [encode(stored, i) for i in numbers]
+                    while size * (len(messages[0]) + wire.ENTRY_HEAD.size) > wire.FRAME_MAX:
+                        size //= 2
+                    frames = [
+                        wire.publish_frame(0, first + i, messages[i : i + size])
+                        for i in range(0, entries, size)
+                    ]
+                publisher.publish(frames, size, entries)
         finally:
             publisher.close()
 
@@ -175,7 +179,7 @@ class RabbitStore(Store):
     def delete_super(self, stream: str) -> None:
         connection = wire.Connection(self.uri, 'perf-delete')
         try:
-            spread.delete(connection, stream)
+            super_stream_wire.delete(connection, stream)
         finally:
             connection.close()
 
@@ -192,7 +196,7 @@ class KafkaStore(Store):
         self.chunks[stream] = 0
 
     def fill(self, stream: str, count: int, stored: Stored) -> None:
-        from .lanes.aiokafka_consume import fill  # the consuming lanes check the messages
+        from .clients.aiokafka_consume import fill  # the consuming lanes check the messages
 
         asyncio.run(fill(self.address, stream, count, stored))
 
@@ -213,8 +217,8 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
     with ExitStack() as stack:
 
         @cache
-        def far() -> Far:
-            return stack.enter_context(Far())
+        def far() -> DelayedBroker:
+            return stack.enter_context(DelayedBroker())
 
         @cache
         def cluster() -> RabbitMQ:
@@ -224,21 +228,23 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
             try:
                 store = connect(broker, far, cluster)
                 store.about()
-            except (target.TargetError, BrokerError, *StoreError) as ex:
+            except (broker_address.AddressError, BrokerError, *StoreError) as ex:
                 errors[broker] = str(ex)
             else:
                 stores[broker] = store
         yield stores, errors
 
 
-def connect(broker: str, far: Callable[[], Far], cluster: Callable[[], RabbitMQ]) -> Store:
+def connect(
+    broker: str, far: Callable[[], DelayedBroker], cluster: Callable[[], RabbitMQ]
+) -> Store:
     """Connect to a broker; start those that runs do not share."""
     if broker == 'kafka':
-        return KafkaStore(target.address(broker))
+        return KafkaStore(broker_address.find(broker))
     protocol, _, suffix = broker.partition('-')
     if not suffix:
-        uri = target.address('rabbitmq')
-        return RabbitStore(uri, '' if protocol == 'rabbitmq' else target.address(protocol))
+        uri = broker_address.find('rabbitmq')
+        return RabbitStore(uri, '' if protocol == 'rabbitmq' else broker_address.find(protocol))
     if suffix == 'cluster':
         return RabbitStore(cluster().uri)
     node = far()

@@ -7,8 +7,6 @@ from . import environment, lanes
 from .results import Results
 from .stats import Interval, median_interval, ratio_interval
 
-__all__ = ['compare', 'summary']
-
 HEAD = (
     'lane',
     'rounds',

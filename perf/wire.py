@@ -13,22 +13,7 @@ import struct
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import unquote, urlsplit
-
-__all__ = [
-    'Connection',
-    'WireError',
-    'confirmed',
-    'data_section',
-    'entries_frame',
-    'parse_uri',
-    'properties_sections',
-    'publish_frame',
-    'publish_frames',
-    'sub_entry',
-    'sub_entry_frames',
-]
 
 DECLARE_PUBLISHER = 0x01
 PUBLISH = 0x02
@@ -71,17 +56,6 @@ CREDIT_AT_START = 10
 FRAME_MAX = 1024 * 1024
 READ_SIZE = 1024 * 1024
 
-# the first fields of the properties section
-PROPERTIES = (
-    'message_id',
-    'user_id',
-    'to',
-    'subject',
-    'reply_to',
-    'correlation_id',
-    'content_type',
-)
-
 U16 = struct.Struct('>H')
 U32 = struct.Struct('>I')
 U64 = struct.Struct('>Q')
@@ -121,18 +95,13 @@ def parse_uri(uri: str) -> Address:
     problem = WireError(f'not a stream URI without TLS ({form})')
     try:
         parts = urlsplit(uri)
-        port = parts.port
+        port = parts.port or 5552
     except ValueError:  # its text may contain a part of the password
         raise problem from None
     if parts.scheme != 'rabbitmq-stream' or not parts.hostname or '@' in parts.path:
         raise problem
-    return Address(
-        host=unquote(parts.hostname),
-        port=port or 5552,
-        user=unquote(parts.username or 'guest'),
-        password=unquote(parts.password or 'guest'),
-        vhost=unquote(parts.path[1:]) or '/',
-    )
+    user, password = unquote(parts.username or 'guest'), unquote(parts.password or 'guest')
+    return Address(unquote(parts.hostname), port, user, password, unquote(parts.path[1:]) or '/')
 
 
 def string(text: str) -> bytes:
@@ -153,32 +122,6 @@ def data_section(body: bytes) -> bytes:
     if len(body) < 256:
         return b'\x00\x53\x75\xa0' + bytes((len(body),)) + body
     return b'\x00\x53\x75\xb0' + U32.pack(len(body)) + body
-
-
-def scalar(value: str | float | None) -> bytes:
-    """Encode a short string, an int, a double, a boolean or null as AMQP 1.0."""
-    if value is None:
-        return b'\x40'
-    if isinstance(value, bool):
-        return b'\x41' if value else b'\x42'
-    if isinstance(value, int):
-        return b'\x71' + value.to_bytes(4, 'big', signed=True)
-    if isinstance(value, float):
-        return b'\x82' + struct.pack('>d', value)
-    data = value.encode()
-    return b'\xa1' + bytes((len(data),)) + data
-
-
-def properties_sections(properties: dict[str, str], others: dict[str, Any]) -> bytes:
-    """Encode the sections before the body: properties and application properties, all short."""
-    fields = [scalar(properties.get(name)) for name in PROPERTIES]
-    fields[6] = fields[6].replace(b'\xa1', b'\xa3', 1)  # a symbol
-    items = [scalar(part) for item in others.items() for part in item]
-    found = b''
-    for head, parts in ((b'\x00\x53\x73\xc0', fields), (b'\x00\x53\x74\xc1', items)):
-        data = bytes((len(parts),)) + b''.join(parts)
-        found += head + bytes((len(data),)) + data
-    return found
 
 
 def publish_frame(publisher: int, first_id: int, messages: Sequence[bytes]) -> bytes:
@@ -335,23 +278,10 @@ class Connection:
         _, leader, replicas = struct.unpack_from('>HHI', body, pos)
         return nodes.get(leader), replicas
 
-    def subscribe(self, stream: str, offset: int | None = None) -> None:
+    def subscribe(self, stream: str, offset: int | None = None, start: int = OFFSET_FIRST) -> None:
         """Start subscription 0 at an offset, by default the first, with 10 chunks of credit."""
-        if offset is None:
-            spec = U16.pack(OFFSET_FIRST)
-        else:
-            spec = struct.pack('>HQ', OFFSET_ABSOLUTE, offset)
+        spec = U16.pack(start) if offset is None else struct.pack('>HQ', OFFSET_ABSOLUTE, offset)
         self.request(SUBSCRIBE, b'\x00' + string(stream) + spec + U16.pack(CREDIT_AT_START))
-
-    def subscribe_next(self, stream: str) -> None:
-        """Start subscription 0 after the last message, with 10 chunks of credit."""
-        spec = U16.pack(OFFSET_NEXT) + U16.pack(CREDIT_AT_START)
-        self.request(SUBSCRIBE, b'\x00' + string(stream) + spec)
-
-    def subscribe_all(self, stream: str, readers: int) -> None:
-        """Start subscriptions at the first message; `chunks` handles the responses."""
-        for number in range(readers):
-            self.start_subscription(stream, number)
 
     def start_subscription(self, stream: str, number: int) -> None:
         """Start a subscription at the first message; `chunks` handles the response."""

@@ -25,10 +25,8 @@ from collections.abc import AsyncIterator, Callable
 from time import perf_counter
 from typing import Any
 
-from . import lanes
-from .lanes.base import Target, Work
-
-__all__ = ['main']
+from . import clients, lanes
+from .clients.base import Target, Work
 
 
 def reset_peak() -> None:
@@ -104,14 +102,13 @@ async def lines(fd: int) -> AsyncIterator[bytes]:
 
 
 async def serve(lane: lanes.Lane, reply: Callable[[dict[str, Any]], None]) -> None:
-    module = importlib.import_module(f'perf.lanes.{lane.library.module}')
     work: Work | None = None
     try:
         async for line in lines(0):
             command = json.loads(line)
             if command['do'] == 'open':
                 target = Target(command['address'], command['stream'])
-                made: Work = module.make(lane.kind, target)
+                made = clients.make(lane, target)
                 await made.open()
                 work = made
                 loop = type(asyncio.get_running_loop())
@@ -140,7 +137,7 @@ def main(argv: list[str]) -> int:
     try:
         lane = lanes.find(argv[0])
         factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-        if lane.library.loop == 'uvloop':
+        if lane.use.loop == 'uvloop':
             factory = importlib.import_module('uvloop').new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(serve(lane, reply))

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from tests.clock import ClockLoop
 from tests.leaks import Snapshot
+from tests.sizes import sized
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -41,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile(
         'tests',
+        max_examples=sized(40, 100),
         deadline=None,  # no test asserts a speed
         derandomize=False,  # which is Hypothesis's default where CI is set
         print_blob=True,
@@ -48,9 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile('tests')
     config.addinivalue_line('markers', 'both_loops: always run on asyncio and uvloop')
     config.addinivalue_line('markers', 'broker: needs a RabbitMQ; set by its fixtures')
-    config.addinivalue_line(
-        'markers', 'long: takes minutes with sanitizers, or without optimization'
-    )
+    config.addinivalue_line('markers', 'long: takes minutes with sanitizers')
     config.addinivalue_line('markers', 'examples: the examples of the documentation')
     config.addinivalue_line('markers', 'own_clock: run on a virtual clock, see tests/clock.py')
 
@@ -60,7 +60,7 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, LoopFactory]:
     if item.get_closest_marker('own_clock'):
         return {'own clock': ClockLoop}
-    import uvloop  # installed with the extra `test`
+    import uvloop  # of the group `test`
 
     factories: dict[str, LoopFactory] = {
         'uvloop': uvloop.new_event_loop,
@@ -118,4 +118,5 @@ async def tidy() -> AsyncIterator[None]:
     yield
     await before.check()
     gc.collect()  # futures report exceptions never retrieved when they are deleted
+    gc.freeze()  # each collection would visit the reports of all earlier tests
     assert not strays

@@ -54,9 +54,6 @@ class Cursor(MessageCursor):
     def __anext__(self) -> Coroutine[Any, Any, Any]:
         return anext(SubscriptionBase(self, self))
 
-    def on_probed(self) -> None:
-        raise AssertionError
-
     def on_end(self) -> None:
         raise AssertionError
 

@@ -866,7 +866,7 @@ def test_progress_on_a_terminal_and_elsewhere() -> None:
 
 PRINTING = pytest.mark.parametrize(
     'command',
-    [['perf', 'list'], ['perf', '--help'], ['perf', 'prove'], ['brokers', '--help'],
+    [['perf', 'list'], ['perf', '--help'], ['proofs', 'list'], ['brokers', '--help'],
      ['brokers', 'status', '--json'], ['rbfly', '--help'], ['rbfly', 'broker', '--help']],
     ids=' '.join,
 )  # fmt: skip

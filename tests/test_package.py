@@ -38,7 +38,7 @@ IMPORTED = {'cython_runtime', 'rbfly', 'zlib'}
 CLIENT = 'client = rbs.streams_client("rabbitmq-stream://localhost/")\n'
 PUBLISH = CLIENT + 'client.publisher("orders").close()'
 SUBSCRIBE = f'async def main():\n    {CLIENT}    client.subscribe("orders")\nasyncio.run(main())'
-CONSUMING = {'_consume', '_group', '_offsets.tracking'}
+CONSUMING = {'_consume', '_group', '_offsets.store', '_offsets.tracking'}
 PARTS = {'_publish', '_super_stream', 'compat', 'events', *CONSUMING}
 USES = {
     'import': ('', set()),
@@ -85,6 +85,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_sdist_contains_the_sources(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
@@ -97,6 +98,7 @@ def test_sdist_contains_the_sources(sdist: Path) -> None:
     assert not [name for name in names if name.endswith(('.c', '.so', '.o'))]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_wheel_contains_modules_and_stubs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -118,6 +120,7 @@ def test_wheel_contains_modules_and_stubs(wheel: Path) -> None:
     assert all('extra ==' in line for line in needed)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / 'venv'

@@ -34,7 +34,7 @@ def test_hook_names_what_compiled_modules_import() -> None:
             assert re.search(rf"'{re.escape(name)}(\.\w+)?'", hook), f'{path.name} imports {name}'
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_executable(tmp_path: Path) -> None:
     (tmp_path / 'program.py').write_text(PROGRAM)

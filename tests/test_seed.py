@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+PLUGINS = ('tests.seed', 'xdist.plugin', '_hypothesis_pytestplugin', 'no:cacheprovider')
 WALKS = """
 import random
 
@@ -64,9 +65,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *args: str, seed: str = '') -> str:
-    command = [sys.executable, '-m', 'pytest', '-p', 'tests.seed', '-p', 'no:cacheprovider', *args]
+    plugins = [item for name in PLUGINS for item in ('-p', name)]
+    command = [sys.executable, '-m', 'pytest', *plugins, *args]
     path = os.pathsep.join([os.getcwd(), str(folder)])
     environment = os.environ | {'PYTHONPATH': path, 'RBFLY_SEED': seed}
+    environment['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'  # which takes longer than the tests
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     return done.stdout
 

@@ -19,7 +19,7 @@ def run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize('workers', ['0', '2'])
 def test_tests_without_rabbitmq_are_listed(workers: str) -> None:
     files = ('tests/streams/test_confirms.py', 'tests/streams/test_tls.py')
-    done = run('-n', workers, '--broker', 'memory', *files, '-k', 'broker or tls or real')
+    done = run('-n', workers, '--broker', 'memory', *files, '-k', 'same_message or real or tls')
     end = done.stdout[done.stdout.index('NOT RUN') :].splitlines()
     found = re.match(r'NOT RUN: (\d+) tests need RabbitMQ', end[0])
     assert found
@@ -43,6 +43,12 @@ def test_tests_without_java_are_listed(tmp_path: Path) -> None:
     assert 'NOT RUN: 8 tests need Java' in done.stdout
     assert 'Maven' in done.stdout
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.parametrize(('size', 'count'), [('', 1), ('nightly', 2)])
+def test_long_tests_run_at_night(size: str, count: int) -> None:
+    done = run('tests/test_pyinstaller.py', '--collect-only', RBFLY_TESTS=size)
+    assert f'\n{count}/2 tests' in done.stdout or f'\n{count} tests' in done.stdout
 
 
 def test_missing_program_fails_tests_if_all_are_required(tmp_path: Path) -> None:

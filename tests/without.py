@@ -1,7 +1,8 @@
 """Skips tests whose requirements are missing (RabbitMQ, Go or Java), and lists them at the end.
 
 Without RabbitMQ, tests use the in-memory broker, except those that need a RabbitMQ of their own or
-have the marker `rabbitmq`. RBFLY_TESTS=all runs all tests.
+have the marker `rabbitmq`. With RBFLY_TESTS=all, such tests fail; with RBFLY_TESTS=nightly, those
+marked `nightly` run too.
 """
 
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from brokers import RabbitMQ
+from tests.sizes import NIGHTLY
 
 OWN = {'own_broker', 'joined_broker', 'private_broker'}
 BROKERS = {'broker', 'joined_broker', 'private_broker'}
@@ -40,8 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line('markers', 'go: needs Go')
     config.addinivalue_line('markers', 'java: needs a JDK and Maven')
+    config.addinivalue_line('markers', 'nightly: runs with RBFLY_TESTS=nightly only')
     missing: dict[str, str | None] = {}
-    everything = os.environ.get('RBFLY_TESTS') == 'all'
+    everything = os.environ.get('RBFLY_TESTS') in ('all', 'nightly')
     if config.getoption('--broker') == 'memory':
         missing['RabbitMQ'] = '--broker memory'
     elif not everything:
@@ -88,6 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if BROKERS & fixtures(item):
             item.add_marker('broker')
+    if not NIGHTLY and (long := [item for item in items if item.get_closest_marker('nightly')]):
+        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=long)
     missing = config.stash[MISSING].keys()
     left = [item for item in items if needs(item) & missing]
     if not left:

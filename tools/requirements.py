@@ -1,11 +1,11 @@
-"""Print the build requirements and those of the named extras, for `pip install`."""
+"""Print the build requirements and those of the named extras and groups, for `pip install`."""
 
 import sys
 import tomllib
 from pathlib import Path
 
 pyproject = tomllib.loads(Path('pyproject.toml').read_text())
-extras = pyproject['project']['optional-dependencies']
+named = pyproject['project']['optional-dependencies'] | pyproject['dependency-groups']
 requirements = {*pyproject['build-system']['requires']}
-requirements.update(item for name in sys.argv[1:] for item in extras[name])
+requirements.update(item for name in sys.argv[1:] for item in named[name])
 print(*sorted(requirements))

@@ -1,39 +1,63 @@
-"""How each library does the work of the studies.
-
-Like :mod:`perf.lanes`, a table of plain data.
-"""
+"""Libraries, and how each does its kinds of work, as a table of plain data."""
 
 from typing import Any
 
-from .model import BUSY_POLL, Library
-from .studies import names
+from .kinds import names
+from .model import BUSY_POLL, Library, Use
 
-__all__ = ['LIBRARIES', 'library']
-
-NEEDS = {
-    'bare-uvloop': ('uvloop',),
-    'bare-uvloop-polling': ('uvloop',),
-    'rbfly': ('rbfly', 'uvloop'),
-    'rbfly-amqp': ('rbfly', 'uvloop'),
-    'rbfly-batches': ('rbfly', 'uvloop'),
-    'rbfly-messages': ('rbfly', 'uvloop'),
-    'rbfly-polling': ('rbfly', 'uvloop'),
-    'rbfly-raw': ('rbfly', 'uvloop'),
-    'rstream': ('rstream', 'uvloop'),
-    'aiokafka': ('aiokafka', 'msgpack', 'uvloop'),
-    'pika': ('pika', 'uvloop'),
-    'aio-pika': ('aio-pika', 'uvloop'),
+# In the order of the report; floors and lanes that poll come last.
+LIBRARIES = {
+    library.name: library
+    for library in (
+        Library('rbfly', 'RbFly', ('rbfly',)),
+        Library('rbfly-amqp', 'RbFly (AMQP)', ('rbfly',)),
+        Library('rbfly-raw', 'RbFly (raw bytes)', ('rbfly',)),
+        Library('rbfly-batches', 'RbFly (batches)', ('rbfly',)),
+        Library('rbfly-messages', 'RbFly (messages)', ('rbfly',)),
+        Library('rstream', 'rstream', ('rstream',)),
+        Library('proton', 'Qpid Proton', ('python-qpid-proton',)),
+        Library('aiokafka', 'aiokafka (Kafka)', ('aiokafka', 'msgpack')),
+        Library('pika', 'pika (AMQP 0.9.1)', ('pika',)),
+        Library('aio-pika', 'aio-pika (AMQP 0.9.1)', ('aio-pika',)),
+        Library('go', 'Go client', program='go'),
+        Library('java', 'Java client', program='java'),
+        Library('msgspec', 'msgspec (MessagePack)', ('msgspec',)),
+        Library('bare-uvloop', 'asyncio protocol (floor)', is_floor=True),
+        Library('raw-socket', 'blocking socket (floor)', is_floor=True),
+        Library('rbfly-polling', 'RbFly (busy polling)', ('rbfly',)),
+        Library('bare-uvloop-polling', 'polling asyncio protocol (floor)', is_floor=True),
+        Library('raw-socket-polling', 'polling socket (floor)', is_floor=True),
+    )
 }
+REFERENCES = ('msgspec',)  # writes another format
+
+WITHOUT_LOOP = ('raw-socket', 'raw-socket-polling', 'go', 'java')
+BROKERS = {'aiokafka': 'kafka', 'pika': 'amqp', 'aio-pika': 'amqp'}
 
 
-def library(
-    name: str, module: str, kinds: tuple[str, ...], how: str, broker: str = 'rabbitmq', **about: Any
-) -> Library:
-    """A library with its requirements and event loop."""
-    loop = 'uvloop' if name in NEEDS else 'none'
-    return Library(name, module, kinds, NEEDS.get(name, ()), loop, broker, how, **about)
+def use(
+    name: str,
+    module: str,
+    kinds: tuple[str, ...],
+    how: str,
+    part: float = 1,
+    **options: Any,
+) -> Use:
+    """How a library uses its broker."""
+    loop = 'none' if name in WITHOUT_LOOP else 'uvloop'
+    broker = BROKERS.get(name, 'rabbitmq')
+    return Use(LIBRARIES[name], module, kinds, how, loop, broker, part, options)
 
 
+def codec(name: str, how: str, into: bool = False) -> Use:
+    """How a library is used without a broker."""
+    kinds = tuple(kind for kind in names('codec') if into or not kind.startswith('encode-into'))
+    return Use(LIBRARIES[name], f'codec_{name}', kinds, how, 'none', '')
+
+
+ROUND_TRIPS = ('single', 'batch')
+CONSUMING = (*names('consume'), 'sub-consume')
+ALL = (*ROUND_TRIPS, 'window', 'tasks-100', 'tasks-1000', 'sub-publish', *CONSUMING)
 SUPER = (
     'super-publish',
     'super-tasks',
@@ -42,8 +66,123 @@ SUPER = (
     *names('super-nodes'),
 )
 
-LIBRARIES = (
-    library(
+USES = (
+    use(
+        'raw-socket',
+        'raw_socket',
+        ALL,
+        'blocking socket; frames encoded before the clock starts, confirms counted;'
+        ' single: 1 message per frame, batch: 100, window: 1,000; tasks: what all tasks send'
+        ' at the same time in one frame; sub-publish: 100 sub-entries;'
+        ' consuming: credit for 10 chunks, renewed after each; record counts read from'
+        ' chunk headers',
+    ),
+    use(
+        'bare-uvloop',
+        'bare_uvloop',
+        (*ROUND_TRIPS, 'tasks-100'),
+        'the frames of the blocking socket, sent by an asyncio protocol; one future per round trip',
+    ),
+    use(
+        'raw-socket-polling',
+        'raw_socket',
+        ROUND_TRIPS,
+        'the same frames from a non-blocking socket: `recv` in a loop until confirms arrive',
+        polls=True,
+    ),
+    use(
+        'bare-uvloop-polling',
+        'bare_uvloop',
+        ROUND_TRIPS,
+        'the same asyncio protocol, and a callback that schedules itself by `call_soon` until'
+        ' the last confirm arrives',
+        polls=True,
+    ),
+    use(
+        'rbfly',
+        'rbfly',
+        ALL,
+        'single: `Publisher.send`; batch: `Publisher.batch` for 100 messages, then'
+        ' `flush`; window: `Publisher.send_many` with a list; tasks: `Publisher.send` in a'
+        ' loop; sub-publish: `send_many` with `sub_entry_size=100`;'
+        ' consuming: `async for` over decoded bodies, `Offset.FIRST`',
+    ),
+    use(
+        'rbfly-polling',
+        'rbfly',
+        (
+            *(*ROUND_TRIPS, 'window', 'tasks-100', 'tasks-1000', 'consume'),
+            *names('far'),
+            *names('gaps'),
+        ),
+        f'like `rbfly`, with `streams_client(..., busy_poll={BUSY_POLL})`',
+        busy_poll=BUSY_POLL,
+    ),
+    use(
+        'rbfly-batches',
+        'rbfly',
+        (*CONSUMING, *names('sizes', 'read'), 'clients-consume'),
+        '`async for` over `subscription.batches()`, `for` over the bodies of each batch',
+        read='batches',
+    ),
+    use(
+        'rbfly-messages',
+        'rbfly',
+        CONSUMING,
+        '`async for` over `subscription.messages()`, reading `stream_offset`,'
+        ' `stream_timestamp`, `body` and, where present, `properties` and'
+        ' `app_properties`',
+        read='messages',
+    ),
+    use(
+        'rbfly-amqp',
+        'rbfly',
+        names('amqp'),
+        "body `'{:010d}'.format(n).encode()`; `Publisher.send`;"
+        ' `Publisher.batch` 100 times, then `flush`',
+    ),
+    use(
+        'rbfly-raw',
+        'rbfly',
+        names('amqp'),
+        'like `rbfly-amqp`, with `client.publisher(..., amqp=False)`',
+        amqp=False,
+    ),
+    use(
+        'rstream',
+        'rstream',
+        ROUND_TRIPS,
+        '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock'
+        ' starts; single: `send_wait`; batch: `send_batch` of 100 with `on_publish_confirm`,'
+        ' the next one when all 100 are confirmed',
+    ),
+    use(
+        'aiokafka',
+        'aiokafka',
+        ROUND_TRIPS,
+        "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`,"
+        ' one partition, one replica; single: `send_and_wait`; batch: `create_batch`, `append`'
+        ' 100 times, `send_batch`, awaiting its future',
+    ),
+    codec(
+        'rbfly',
+        '`encode_amqp(buffer, stream_message_ctx(data))`, `encode_amqp_bytes`,'
+        ' `decode_amqp(raw).body`',
+        into=True,
+    ),
+    codec(
+        'msgspec',
+        'MessagePack: one `Encoder` and one `Decoder`, `encode_into` for a buffer; sections as a'
+        ' map of three, or a `Struct` if only the body is read',
+        into=True,
+    ),
+    codec('rstream', '`bytes(AMQPMessage(value=data))`, `amqp_decoder(raw).value`'),
+    codec(
+        'proton',
+        'one reused `Message`: `encode` and `decode`; Data sections through `inferred=True`',
+    ),
+    # -- studies
+    use(
         'raw-socket',
         'raw_socket',
         (
@@ -55,7 +194,7 @@ LIBRARIES = (
         'blocking socket; frames encoded before the clock starts, with a batch or up to 1,000'
         ' messages and 500 KB; confirms counted; consuming: record counts read from chunk headers',
     ),
-    library(
+    use(
         'raw-socket',
         'raw_socket_super',
         SUPER,
@@ -67,7 +206,7 @@ LIBRARIES = (
         ' consuming: record counts read from chunk headers; in a cluster: a connection to each'
         ' leader, each read by its own thread',
     ),
-    library(
+    use(
         'rbfly',
         'rbfly_super',
         SUPER,
@@ -75,28 +214,29 @@ LIBRARIES = (
         ' list; tasks: `send` in a loop; consuming: `client.super_stream(stream).subscribe()`,'
         ' `async for` over decoded bodies',
     ),
-    library(
+    use(
         'rbfly-batches',
-        'rbfly_super_batches',
+        'rbfly_super',
         ('super-consume', *names('super-nodes', 'consume')),
         '`async for` over `subscription.batches()` of all partitions, `for` over the bodies of'
         ' each batch',
+        read='batches',
     ),
-    library('rbfly', 'rbfly', ('super-plain',), '`Publisher.send_many` with a list'),
-    library(
+    use('rbfly', 'rbfly', ('super-plain',), '`Publisher.send_many` with a list'),
+    use(
         'bare-uvloop',
         'bare_uvloop',
         (*names('batch-size'), *names('concurrent'), *names('sizes', 'send')),
         'the same frames, sent by an asyncio protocol; one future per round trip; concurrent: one'
         ' frame with the messages that all tasks send at the same time',
     ),
-    library(
+    use(
         'bare-uvloop',
         'open_loop_floor',
         names('percentiles'),
         'an asyncio protocol sends all due messages in one frame; another reads the bodies',
     ),
-    library(
+    use(
         'rbfly',
         'rbfly',
         (
@@ -116,25 +256,13 @@ LIBRARIES = (
         ' growth of messages: 100,000 at a time; several publishers: one task each; consuming:'
         ' `async for` over decoded bodies, `Offset.FIRST`',
     ),
-    library(
+    use(
         'rbfly',
         'open_loop_rbfly',
         names('percentiles'),
         '`Publisher.send` in one task per message; another client consumes with `async for`',
     ),
-    library(
-        'rbfly-polling',
-        'rbfly_polling',
-        (*names('far'), *names('gaps')),
-        f'like `rbfly`, with `streams_client(..., busy_poll={BUSY_POLL})`',
-    ),
-    library(
-        'rbfly-batches',
-        'rbfly_batches',
-        (*names('sizes', 'read'), 'clients-consume'),
-        '`async for` over `subscription.batches()`, `for` over the bodies of each batch',
-    ),
-    library(
+    use(
         'rstream',
         'rstream',
         (*names('batch-size'), *names('sizes', 'send', 'many')),
@@ -143,14 +271,14 @@ LIBRARIES = (
         ' next one when all are confirmed; many unconfirmed: `send_batch` of up to 1,000 messages'
         ' and 500 KB, the next one while less than 10,000 are unconfirmed',
     ),
-    library(
+    use(
         'rstream',
         'rstream',
         names('concurrent'),
         '`send_wait` in each task; a tenth of the messages',
         part=0.1,
     ),
-    library(
+    use(
         'rstream',
         'rstream_consume',
         names('sizes', 'read'),
@@ -158,14 +286,14 @@ LIBRARIES = (
         ' a quarter of the messages',
         part=0.25,
     ),
-    library(
+    use(
         'rstream',
         'open_loop_rstream',
         names('percentiles'),
         '`send_batch` of all due messages, with `on_publish_confirm`; a `Consumer` with its'
         ' defaults',
     ),
-    library(
+    use(
         'aiokafka',
         'aiokafka',
         (*names('batch-size'), *names('concurrent'), *names('sizes', 'send', 'many')),
@@ -173,87 +301,76 @@ LIBRARIES = (
         ' partition, one replica; one after the other and from tasks: `send_and_wait`; batches:'
         ' `create_batch`, `append`, `send_batch`, awaiting its future; many unconfirmed: `send`,'
         ' awaiting all futures at the end',
-        broker='kafka',
     ),
-    library(
+    use(
         'aiokafka',
         'aiokafka_consume',
         names('sizes', 'read'),
         '`AIOKafkaConsumer` with its defaults, assigned to the partition; `getmany`, values decoded'
         ' by `msgpack.unpackb`',
-        broker='kafka',
     ),
-    library(
+    use(
         'aiokafka',
         'open_loop_aiokafka',
         names('percentiles'),
         "`AIOKafkaProducer(acks='all', linger_ms=0)`, `send` of all due messages; an"
         ' `AIOKafkaConsumer` with its defaults',
-        broker='kafka',
     ),
-    library(
+    use(
         'pika',
         'pika',
         names('latency', 'each', 'unconfirmed', 'connection'),
         '`BlockingConnection` to a stream queue, using AMQP 0.9.1: `basic_publish` with and without'
         ' `confirm_delivery`, and on a new connection for each message',
-        broker='amqp',
     ),
-    library(
+    use(
         'pika',
         'pika',
         names('latency', 'flight'),
         '`AsyncioConnection`, `basic_publish` with up to 10,000 unconfirmed; half the messages',
-        broker='amqp',
         part=0.5,
     ),
-    library(
+    use(
         'pika',
         'pika',
         names('processes'),
         '`AsyncioConnection` for each publisher, `basic_publish` with up to 10,000 unconfirmed; a'
         ' fortieth of the messages',
-        broker='amqp',
         part=1 / 40,
     ),
-    library(
+    use(
         'aio-pika',
         'aio_pika',
         names('latency', 'each', 'unconfirmed'),
         '`Exchange.publish` to a stream queue, using AMQP 0.9.1, with and without'
         ' `publisher_confirms`',
-        broker='amqp',
     ),
-    library(
+    use(
         'go',
         '',
         names('clients'),
         'the official Go client: `BatchSend` of 500 messages with up to 10,000 unconfirmed; a'
         ' consumer from the first offset that decodes bodies; socket buffer sizes left to the OS',
-        program='go',
     ),
-    library(
+    use(
         'java',
         '',
         names('clients'),
         'the official Java client: a producer with its defaults and up to 10,000 unconfirmed; a'
         ' consumer from the first offset that decodes bodies',
-        program='java',
     ),
-    library(
+    use(
         'go',
         '',
         ('super-publish', 'super-consume'),
         'the official Go client: `SuperStreamProducer.Send` with up to 40,000 unconfirmed; a'
         ' `SuperStreamConsumer` from the first offset that decodes bodies',
-        program='go',
     ),
-    library(
+    use(
         'java',
         '',
         ('super-publish', 'super-consume'),
         'the official Java client: a producer with `superStream` and up to 5,000 unconfirmed for'
         ' each partition; a consumer from the first offset that decodes bodies',
-        program='java',
     ),
 )

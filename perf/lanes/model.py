@@ -1,11 +1,25 @@
-"""The classes of the lane table: kinds of work, libraries, lanes."""
+"""The classes of the lane table: scenarios, kinds of work, libraries, lanes."""
 
-from dataclasses import dataclass
-
-__all__ = ['BUSY_POLL', 'POLLING', 'Kind', 'Lane', 'Library', 'Stored']
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 POLLING = '-polling'  # ends the names of libraries that poll while they wait for a confirm
 BUSY_POLL = 0.0005  # seconds, of RbFly's lanes that poll
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Kinds of work that are measured together.
+
+    :ivar axis: in a study, what its values are.
+    :ivar series: in a study, the titles of its series.
+    """
+
+    title: str
+    about: str
+    axis: str = ''
+    series: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -14,7 +28,7 @@ class Stored:
 
     :ivar size: body size in bytes.
     :ivar properties: whether messages have the properties of the codec's message.
-    :ivar value: the value used as body, a name from :mod:`perf.lanes.values`; empty for bytes.
+    :ivar value: the value used as body, a name in `VALUES` of :mod:`.kinds`; empty for bytes.
     :ivar sub_entry: messages per uncompressed sub-entry; 0 for none.
     :ivar frame: messages per Publish frame, each frame confirmed before the next is sent.  The
         broker then cuts chunks almost independently of the publisher, so runs are comparable.
@@ -70,9 +84,9 @@ class Kind:
     scale: float
     quick: int
     size: int
+    warm_up: int
     floor: str
     slowest: int
-    warm_up: int
     work: str = ''
     stored: Stored | None = None
     like: str = ''
@@ -108,35 +122,60 @@ class Kind:
 
 @dataclass(frozen=True)
 class Library:
-    """A library that publishes, consumes, encodes or decodes.
+    """A library that publishes, consumes, encodes or decodes, in one way of using it.
 
-    :ivar module: module with its lanes, in this package.
-    :ivar kinds: names of the kinds of work that it does.
+    :ivar title: its name in the report.
     :ivar needs: distributions that must be installed.
-    :ivar loop: event loop of its lanes.
-    :ivar broker: broker that it uses; empty for none.
-    :ivar how: how it is used, as text.
-    :ivar part: fraction of a kind's messages that a slow library handles per round.
     :ivar program: separate program that does its work; empty for :mod:`perf.worker`.
+    :ivar is_floor: whether it is no library, but exchanges the same frames with the broker.
     """
 
     name: str
+    title: str
+    needs: tuple[str, ...] = ()
+    program: str = ''
+    is_floor: bool = False
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a library does some kinds of work.
+
+    :ivar module: module with its lanes, in :mod:`perf.clients`.
+    :ivar kinds: names of the kinds of work that it does.
+    :ivar how: how it is used, as text.
+    :ivar loop: event loop of its lanes.
+    :ivar broker: broker that it uses; empty for none.
+    :ivar part: fraction of a kind's messages that a slow library handles per round.
+    :ivar options: additional arguments for the function `make` of the module.
+    """
+
+    library: Library
     module: str
     kinds: tuple[str, ...]
-    needs: tuple[str, ...]
+    how: str
     loop: str
     broker: str
-    how: str
     part: float = 1.0
-    program: str = ''
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Lane:
     """One library doing one kind of work."""
 
-    library: Library
+    use: Use
     kind: Kind
+
+    @property
+    def library(self) -> Library:
+        return self.use.library
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Distributions that must be installed."""
+        loop = () if self.use.loop == 'none' else (self.use.loop,)
+        return (*self.library.needs, *loop)
 
     @property
     def name(self) -> str:
@@ -146,8 +185,8 @@ class Lane:
     def broker(self) -> str:
         """The broker it uses, with a suffix if it is not the usual one; empty for none."""
         if self.kind.nodes:
-            return f'{self.library.broker}-cluster'
-        return self.library.broker + ('-far' if self.kind.delay is not None else '')
+            return f'{self.use.broker}-cluster'
+        return self.use.broker + ('-far' if self.kind.delay is not None else '')
 
     @property
     def floor(self) -> str:

@@ -36,8 +36,6 @@ from pathlib import Path
 
 from .. import environment
 
-__all__ = ['PROGRAMS', 'Program', 'ProgramError', 'build', 'command', 'missing', 'version']
-
 SOURCES = Path(__file__).resolve().parent
 BUILD_TIMEOUT = 600.0  # seconds, including downloads
 

@@ -1,177 +1,135 @@
-"""Figures that compare kinds of work: bar plots and box plots."""
+"""The figures of the page: one for each scenario, and an overview."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from .model import Kind, Lane, Report, rank, title
+from .svg import Figure, Mark, short
 
-from . import drawing
-from .drawing import COLOURS, OTHER, short
-from .model import Lane, Report
+COLOURS = {
+    'rbfly': '#D55E00',
+    'rbfly-amqp': '#D55E00',
+    'rbfly-raw': '#E69F00',
+    'rbfly-batches': '#E69F00',
+    'rbfly-messages': '#F0E442',
+    'rbfly-polling': '#0072B2',
+    'rstream': '#009E73',
+    'aiokafka': '#CC79A7',
+    'proton': '#56B4E9',
+    'msgspec': '#0072B2',
+    'pika': '#56B4E9',
+    'aio-pika': '#0072B2',
+    'go': '#56B4E9',
+    'java': '#0072B2',
+}
+OTHER = '#9a9a9a'
+QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
+LATENCIES = ('confirm', 'end to end')
 
-__all__ = ['FIGURES', 'Figure', 'Panel', 'alt', 'draw']
+# Of scenarios with many kinds of work, those that the figure shows.
+DRAWN = {
+    'codec': ('encode-into-seed', 'encode-seed', 'decode-seed'),
+    'consume': ('consume',),
+}
 
-BAR = 0.34  # height per bar in inches
-AROUND = 1.1  # height around the bars of a panel in inches
-# the scale is logarithmic above this ratio of longest to shortest bar
-WIDE = 20
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A panel of a figure: lanes to compare."""
-
-    name: str
-    about: str
-    lanes: tuple[tuple[str, Lane], ...]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """The figure of a scenario.
-
-    :ivar parts: the name of each panel, and its kinds of work with the suffix that each adds to
-        lane names; a panel without a name uses the title of its kind.
-    """
-
-    scenario: str
-    parts: tuple[tuple[str, dict[str, str]], ...]
-    boxes: bool = False
-
-    def panels(self, report: Report) -> list[Panel]:
-        """The panels for which there are results."""
-        panels = []
-        for name, kinds in self.parts:
-            lanes = [
-                (lane.title + addition, lane)
-                for kind, addition in kinds.items()
-                for lane in report.of_kind(kind)
-                if (lane.is_ours or not addition) and not lane.polls
-            ]
-            if lanes:
-                title = name or report.kind(lanes[0][1].kind).title
-                head, _, about = title.partition(', ')
-                panels.append(Panel(head[0].upper() + head[1:], about, tuple(lanes)))
-        return panels
+# The kinds of work in the overview.
+OVERVIEW = {
+    'single': 'each message confirmed',
+    'batch': 'batches of 100',
+    'concurrent-100': '100 tasks',
+    'sizes-many-10': '10,000 in flight',
+    'clients-publish': '10,000 in flight, Go, Java',
+    'latency-each-10': 'confirmed, 10 ms latency',
+    'latency-flight-10': 'in flight, 10 ms latency',
+    'processes-2-1': 'in flight, two processes',
+    'sizes-read-10': 'consumed, 10 bytes',
+    'sizes-read-10000': 'consumed, 10 KB',
+    'clients-consume': 'consumed, Go, Java',
+    'encode-seed': 'encoded',
+    'decode-seed': 'decoded',
+}
 
 
-FIGURES = (
-    Figure('publish', (('', {'single': ''}), ('', {'batch': ''}))),
-    Figure('amqp', (('', {'single-format': ''}), ('', {'batch-format': ''})), boxes=True),
-    Figure(
-        'codec',
-        (
-            ('a small map, encoded', {'encode-into-seed': ', into a buffer', 'encode-seed': ''}),
-            ('a small map, decoded', {'decode-seed': ''}),
-        ),
-    ),
-    Figure('pipeline', (('', {'window': ''}),)),
-    Figure('tasks', (('', {'tasks-100': ''}), ('', {'tasks-1000': ''}))),
-    Figure('sub-entries', (('', {'sub-publish': ''}), ('', {'sub-consume': ''}))),
-    Figure('consume', (('', {'consume': ''}),)),
-    Figure('clients', (('', {'clients-publish': ''}), ('', {'clients-consume': ''}))),
-    Figure('super', (('', {'super-publish': ''}), ('', {'super-consume': ''}))),
-)
+def style(lane: Lane, value: float = 0, low: float = 0, high: float = 0) -> Mark:
+    colour = 'currentColor' if lane.is_floor else COLOURS.get(lane.library, OTHER)
+    return Mark(value, low, high, colour, rank(lane.library), lane.is_floor)
 
 
-def bars(axes: Any, panel: Panel, colour: str, page: str) -> None:
-    lanes = [lane for _, lane in panel.lanes]
-    rates = [lane.rate for lane in lanes]
-    log = max(r.value for r in rates) > WIDE * min(r.value for r in rates)
-    end = max(r.high for r in rates)
-    start = 10 ** (len(str(int(min(r.low for r in rates)))) - 1) / 2 if log else 0
-    if log:
-        axes.set_xscale('log')
-        axes.set_xlim(start, start * (end / start) ** 1.35)
-    else:
-        axes.set_xlim(0, end * 1.3)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-    for y, lane in enumerate(lanes):
-        rate = lane.rate
-        axes.barh(
-            y,
-            rate.value - start,
-            left=start,
-            height=0.68,
-            color='none' if lane.is_floor else COLOURS.get(lane.library, OTHER),
-            hatch='////' if lane.is_floor else None,
-            edgecolor=colour,
-            linewidth=0.8,
-        )
-        spread = [[rate.value - rate.low], [rate.high - rate.value]]
-        for line, width in ((page, 3.4), (colour, 1.4)):
-            axes.errorbar(
-                rate.value,
-                y,
-                xerr=spread,
-                fmt='none',
-                ecolor=line,
-                elinewidth=width,
-                capsize=3 + width / 4,
-                capthick=width,
-            )
-        axes.annotate(
-            f'{rate.value:,.0f}',
-            (rate.high, y),
-            xytext=(5, 0),
-            textcoords='offset points',
-            va='center',
-            color=colour,
-        )
-    axes.set_xlabel(f'messages per second{", logarithmic" if log else ""}')
+def rate(lane: Lane) -> Mark:
+    return style(lane, lane.rate.value, lane.rate.low, lane.rate.high)
 
 
-def boxes(axes: Any, panel: Panel, colour: str, page: str) -> None:
-    drawn = axes.boxplot(
-        [lane.values('rate') for _, lane in panel.lanes],
-        positions=range(len(panel.lanes)),
-        orientation='horizontal',
-        widths=0.6,
-        patch_artist=True,
-        flierprops={'marker': 'o', 'markersize': 3, 'markeredgecolor': colour},
-        manage_ticks=False,
+def label(kind: Kind, kinds: Sequence[Kind]) -> str:
+    """The value that a study varies, or a description if it is not a number."""
+    return f'{kind.at:,}' if any(other.at for other in kinds) else kind.title
+
+
+def overview(report: Report) -> Figure | None:
+    """RbFly's rate relative to each peer's."""
+    rows, legend = [], {}
+    for name, text in OVERVIEW.items():
+        ours, marks = report.ours(name), []
+        for peer in report.of_kind(name):
+            if ours and peer.is_peer and (ratio := ours.ratio(peer)):
+                marks.append(style(peer, ratio.value, ratio.low, ratio.high))
+                legend[peer.title] = style(peer)
+        if marks:
+            rows.append((text, marks))
+    if not rows:
+        return None
+    figure = Figure()
+    axis = "RbFly's rate ÷ other library's rate"
+    figure.rows('RbFly and other libraries', axis, rows, list(legend.items()), log=True, line=1)
+    return figure
+
+
+def figure(report: Report, scenario: str) -> Figure:
+    """The rates, or latencies, of a scenario."""
+    figure = Figure()
+    about = report.scenarios[scenario]
+    for series, kinds in report.series(scenario).items():
+        if not series:
+            for kind in kinds:
+                if kind.name in DRAWN.get(scenario, (kind.name,)):
+                    shown = [lane for lane in report.of_kind(kind.name) if not lane.polls]
+                    bars(figure, kind.title, [(lane.title, lane) for lane in shown])
+        elif scenario == 'percentiles':
+            for kind in kinds:
+                latencies(figure, report, kind)
+        elif any(kind.at for kind in kinds):
+            curves(figure, report, about.series[series], about.axis, kinds)
+        else:
+            names = [kind.name.removeprefix(f'{scenario}-{series}-') for kind in kinds]
+            shown = [report.of_kind(kind.name)[0] for kind in kinds]
+            bars(figure, about.series[series], list(zip(names, shown, strict=True)))
+    return figure
+
+
+def bars(figure: Figure, text: str, lanes: Sequence[tuple[str, Lane]]) -> None:
+    rows = [(name, [rate(lane)]) for name, lane in lanes]
+    if rows:
+        figure.rows(text, 'messages per second', rows)
+
+
+def curves(figure: Figure, report: Report, text: str, axis: str, kinds: Sequence[Kind]) -> None:
+    lanes = [(i, lane) for i, kind in enumerate(kinds) for lane in report.of_kind(kind.name)]
+    found = []
+    for library in sorted({lane.library for _, lane in lanes}, key=rank):
+        of_library = [(i, lane) for i, lane in lanes if lane.library == library]
+        marks = [(i, rate(lane)) for i, lane in of_library]
+        found.append((title(library), style(of_library[0][1]), marks))
+    figure.curves(
+        text, f'messages per second, by {axis}', [short(kind.at) for kind in kinds], found
     )
-    for (_, lane), box in zip(panel.lanes, drawn['boxes'], strict=True):
-        box.set(facecolor=COLOURS.get(lane.library, OTHER), edgecolor=colour)
-    for part in ('whiskers', 'caps'):
-        for line in drawn[part]:
-            line.set(color=colour)
-    for line in drawn['medians']:
-        line.set(color='#1b1b1b', linewidth=2)  # the box has the same fill in both themes
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_xlabel('messages per second, one value per round')
 
 
-def alt(report: Report, figure: Figure) -> str:
-    """Text alternative for the figure."""
-    kind = 'Box plot' if figure.boxes else 'Bar plot'
-    parts = []
-    for panel in figure.panels(report):
-        lanes = [f'{title} {lane.rate.value:,.0f}' for title, lane in panel.lanes]
-        about = f', {panel.about}' if panel.about else ''
-        parts.append(f'{panel.name}{about}: {"; ".join(lanes)}.')
-    return f'{kind} of messages per second, medians. {" ".join(parts)}'
-
-
-def draw(report: Report, figure: Figure, folder: Path) -> Iterator[Path]:
-    """Draw a figure in both themes; return the files."""
-    panels = [
-        drawing.Panel(
-            panel.name,
-            panel.about,
-            AROUND + BAR * len(panel.lanes),
-            partial(paint, boxes if figure.boxes else bars, panel),
-        )
-        for panel in figure.panels(report)
-    ]
-    yield from drawing.save(folder, figure.scenario, alt(report, figure), panels)
-
-
-def paint(kind: Any, panel: Panel, axes: Any, colour: str, page: str) -> None:
-    """Draw the lanes of a panel in rows."""
-    kind(axes, panel, colour, page)
-    drawing.rows(axes, [title for title, _ in panel.lanes])
-    axes.xaxis.set_major_formatter(FuncFormatter(short))
+def latencies(figure: Figure, report: Report, kind: Kind) -> None:
+    for what in LATENCIES:
+        rows = []
+        for lane in report.of_kind(kind.name):
+            histogram = lane.histogram(what)
+            values = [histogram.quantile(q) * 1000 for q in QUANTILES.values()]
+            colour = style(lane).colour
+            rows.append((lane.title, [Mark(x, x, x, colour, i) for i, x in enumerate(values)]))
+        legend = [(name, Mark(shape=i)) for i, name in enumerate(QUANTILES)]
+        text = f'{kind.at:,} messages per second, {what}'
+        figure.rows(text, 'milliseconds', rows, legend, log=True)

@@ -1,6 +1,6 @@
 """The contents of result files.
 
-The wording of a scenario, kind of work or lane comes from :mod:`perf.lanes` if it is still there,
+The wording comes from :mod:`perf.lanes` if it still knows the scenario, kind of work or lane,
 otherwise from the file; every number comes from the file.
 """
 
@@ -13,41 +13,25 @@ from typing import Any, Self
 
 from .. import environment, lanes
 from ..histogram import Histogram
-from ..lanes import POLLING
+from ..lanes import POLLING, Scenario
 from ..results import Results, read
 from ..stats import Interval, median_interval
 
-__all__ = ['FLOORS', 'OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 'Run', 'rank']
-
 OURS = 'rbfly'
-
-# library names in the report, in order of appearance; floors and lanes that poll come last
-TITLES = {
-    'rbfly': 'RbFly',
-    'rbfly-amqp': 'RbFly (AMQP)',
-    'rbfly-raw': 'RbFly (raw bytes)',
-    'rbfly-batches': 'RbFly (batches)',
-    'rbfly-messages': 'RbFly (messages)',
-    'rstream': 'rstream',
-    'proton': 'Qpid Proton',
-    'aiokafka': 'aiokafka (Kafka)',
-    'pika': 'pika (AMQP 0.9.1)',
-    'aio-pika': 'aio-pika (AMQP 0.9.1)',
-    'go': 'Go client',
-    'java': 'Java client',
-    'msgspec': 'msgspec (MessagePack)',
-    'bare-uvloop': 'asyncio protocol (floor)',
-    'raw-socket': 'blocking socket (floor)',
-    'rbfly-polling': 'RbFly (busy polling)',
-    'bare-uvloop-polling': 'polling asyncio protocol (floor)',
-    'raw-socket-polling': 'polling socket (floor)',
-}
-FLOORS = ('bare-uvloop', 'raw-socket', 'bare-uvloop-polling', 'raw-socket-polling')
-REFERENCES = ('msgspec',)
 
 
 class ReportError(Exception):
     """No report can be created from the result files."""
+
+
+def rank(library: str) -> int:
+    """Position of a library in the report; unknown libraries come last."""
+    known = list(lanes.LIBRARIES)
+    return known.index(library) if library in known else len(known)
+
+
+def title(library: str) -> str:
+    return lanes.LIBRARIES[library].title if library in lanes.LIBRARIES else library
 
 
 @dataclass(frozen=True)
@@ -70,10 +54,10 @@ class Kind:
     warm_up: int
     floor: str
     count: int
-    rounds: int = 0
-    series: str = ''
-    at: int = 0
-    body: int = 10
+    rounds: int
+    series: str
+    at: int
+    body: int
 
 
 @dataclass(frozen=True)
@@ -84,13 +68,12 @@ class Lane:
     name: str
     kind: str
     library: str
-    broker: str
     loop: str
     how: str
 
     @property
     def title(self) -> str:
-        return TITLES.get(self.library, self.library)
+        return title(self.library)
 
     @property
     def is_ours(self) -> bool:
@@ -98,21 +81,16 @@ class Lane:
 
     @property
     def polls(self) -> bool:
-        """Whether it polls while it waits, so that it is compared neither with peers nor with
-        floors that sleep."""
+        """Whether it polls while it waits, so that it is compared only with lanes that do."""
         return self.library.endswith(POLLING)
 
     @property
     def is_floor(self) -> bool:
-        return self.library in FLOORS
-
-    @property
-    def is_reference(self) -> bool:
-        return self.library in REFERENCES
+        return self.library in lanes.LIBRARIES and lanes.LIBRARIES[self.library].is_floor
 
     @property
     def is_peer(self) -> bool:
-        return not self.is_ours and not self.is_floor and not self.is_reference
+        return not (self.is_ours or self.is_floor or self.library in lanes.REFERENCES)
 
     def values(self, column: str) -> list[float]:
         return list(self.run.results.column(self.name, column).values())
@@ -126,10 +104,10 @@ class Lane:
         """Messages per second."""
         return median_interval(self.values('rate'), self.run.seed)
 
-    @cached_property
-    def cpu(self) -> Interval:
+    @property
+    def cpu(self) -> float:
         """CPU time per message in microseconds."""
-        return median_interval([x * 1e6 for x in self.values('cpu_per_message')], self.run.seed)
+        return median(self.values('cpu_per_message')) * 1e6
 
     @property
     def memory(self) -> float:
@@ -157,15 +135,6 @@ class Lane:
         return self.run.ratios[key]
 
 
-def rank(library: str) -> int:
-    """Position of a library in the report; unknown libraries come last."""
-    return list(TITLES).index(library) if library in TITLES else len(TITLES)
-
-
-def wording(kind: str) -> dict[str, str]:
-    return {'title': lanes.KINDS[kind].title} if kind in lanes.KINDS else {}
-
-
 class Run:
     """A result file.
 
@@ -182,32 +151,30 @@ class Run:
         self.environment: dict[str, Any] = header['environment']
         self.seed = results.settings.seed
         self.rounds = results.settings.rounds
-        self.scenarios: dict[str, str] = {
-            name: lanes.SCENARIOS.get(name, text) for name, text in header['scenarios'].items()
+        self.scenarios: dict[str, Scenario] = {
+            name: lanes.SCENARIOS.get(name, Scenario(name, about))
+            for name, about in header['scenarios'].items()
         }
-        counts = results.settings.counts
-        self.kinds = {
-            name: Kind(name=name, count=counts[name], **about | wording(name))
-            for name, about in header['kinds'].items()
-        }
+        self.kinds = {}
+        for name, about in header['kinds'].items():
+            wording = {'title': lanes.KINDS[name].title} if name in lanes.KINDS else {}
+            count = results.settings.counts[name]
+            self.kinds[name] = Kind(name=name, count=count, **about | wording)
         failed = results.failed()
         measured = {row['lane'] for row in results.rows}
-        self.absent: dict[str, str] = {
-            item['lane']: f'left out: {item["reason"]}' for item in header['left_out']
-        }
-        measured_lanes = []
+        self.absent = {item['lane']: f'left out: {item["reason"]}' for item in header['left_out']}
+        found = []
         for about in header['lanes']:
             name = about['lane']
-            how = lanes.LANES[name].library.how if name in lanes.LANES else about['how']
             if name in failed:
                 self.absent[name] = f'failed: {failed[name]}'
             elif name in measured:
-                fields = {field: about[field] for field in ('kind', 'library', 'broker', 'loop')}
-                measured_lanes.append(Lane(self, name, **fields, how=how))
+                how = lanes.LANES[name].use.how if name in lanes.LANES else about['how']
+                found.append(Lane(self, name, about['kind'], about['library'], about['loop'], how))
             else:
                 self.absent[name] = 'the run ended before its first round'
-        measured_lanes.sort(key=lambda lane: rank(lane.library))
-        self.lanes = {lane.name: lane for lane in measured_lanes}
+        found.sort(key=lambda lane: rank(lane.library))
+        self.lanes = {lane.name: lane for lane in found}
 
     @property
     def label(self) -> str:
@@ -216,23 +183,11 @@ class Run:
         folder = environment.folder()
         return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
-    @property
-    def environments(self) -> list[dict[str, Any]]:
-        """Environments in which the run was started and resumed."""
-        return [self.environment, *self.results.resumed]
-
     def drop(self, kind: str) -> None:
         """Leave out a kind of work that another run has measured again."""
         del self.kinds[kind]
         self.lanes = {name: lane for name, lane in self.lanes.items() if lane.kind != kind}
-        for name in self.absent_of_kind(kind):
-            del self.absent[name]
-
-    def of_kind(self, kind: str) -> list[Lane]:
-        return [lane for lane in self.lanes.values() if lane.kind == kind]
-
-    def absent_of_kind(self, kind: str) -> dict[str, str]:
-        return {name: why for name, why in self.absent.items() if name.endswith(f'-{kind}')}
+        self.absent = {k: v for k, v in self.absent.items() if not k.endswith(f'-{kind}')}
 
 
 @dataclass(frozen=True)
@@ -255,52 +210,40 @@ class Report:
         return cls(runs)
 
     @property
-    def scenarios(self) -> dict[str, str]:
-        """Descriptions of the measured scenarios."""
+    def scenarios(self) -> dict[str, Scenario]:
+        """The measured scenarios, in the order of :data:`perf.lanes.SCENARIOS`."""
         used = {kind.scenario for kind in self.kinds()}
-        about = {name: text for run in self.runs for name, text in run.scenarios.items()}
-        return {name: text for name, text in about.items() if name in used}
+        found = {name: about for run in self.runs for name, about in run.scenarios.items()}
+        return {name: found[name] for name in (lanes.SCENARIOS | found) if name in used}
 
     def kinds(self, scenario: str = '') -> list[Kind]:
         kinds = [kind for run in self.runs for kind in run.kinds.values()]
         return [kind for kind in kinds if not scenario or kind.scenario == scenario]
 
-    def kind(self, name: str) -> Kind:
-        return next(kind for kind in self.kinds() if kind.name == name)
-
-    def run_of(self, kind: str) -> Run | None:
-        return next((run for run in self.runs if kind in run.kinds), None)
-
-    def lane(self, name: str) -> Lane | None:
-        return next((run.lanes[name] for run in self.runs if name in run.lanes), None)
-
-    def of_study(self, scenario: str) -> dict[str, list[Kind]]:
-        """The kinds of work of a study that have results, by series."""
+    def series(self, scenario: str) -> dict[str, list[Kind]]:
+        """The kinds of work of a scenario that have results, by series."""
         series: dict[str, list[Kind]] = {}
         for kind in self.kinds(scenario):
             if self.of_kind(kind.name):
                 series.setdefault(kind.series, []).append(kind)
         return series
 
-    def of_kind(self, kind: str) -> list[Lane]:
-        run = self.run_of(kind)
-        return run.of_kind(kind) if run else []
-
-    def ours(self, kind: str) -> Lane | None:
-        """The first of RbFly's lanes of a kind of work, not one that polls."""
-        lanes = self.of_kind(kind)
-        return next((lane for lane in lanes if lane.is_ours and not lane.polls), None)
-
-    def floor(self, lane: Lane) -> Lane | None:
-        """The floor of a lane; for one that polls, a floor that polls."""
-        floor = self.kind(lane.kind).floor
-        return self.lane(f'{floor}{POLLING if lane.polls else ""}-{lane.kind}')
-
-    def absent(self, kinds: Sequence[Kind]) -> dict[str, str]:
-        """Requested lanes of some kinds of work without results, with the reason."""
-        runs = [(self.run_of(kind.name), kind.name) for kind in kinds]
-        return {k: v for run, name in runs if run for k, v in run.absent_of_kind(name).items()}
+    def absent(self, scenario: str) -> dict[str, str]:
+        """Requested lanes of a scenario without results, with the reason."""
+        ends = tuple(f'-{kind.name}' for kind in self.kinds(scenario))
+        return {k: v for run in self.runs for k, v in run.absent.items() if k.endswith(ends)}
 
     def all_lanes(self) -> Iterator[Lane]:
         for run in self.runs:
             yield from run.lanes.values()
+
+    def lane(self, name: str) -> Lane | None:
+        return next((run.lanes[name] for run in self.runs if name in run.lanes), None)
+
+    def of_kind(self, kind: str) -> list[Lane]:
+        return [lane for lane in self.all_lanes() if lane.kind == kind]
+
+    def ours(self, kind: str, polls: bool = False) -> Lane | None:
+        """The first of RbFly's lanes of a kind of work."""
+        found = [lane for lane in self.of_kind(kind) if lane.is_ours and lane.polls == polls]
+        return found[0] if found else None

@@ -4,19 +4,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    'bullets',
-    'capital',
-    'code',
-    'heading',
-    'moment',
-    'names',
-    'paragraph',
-    'plain',
-    'sentence',
-    'table',
-]
-
 WIDTH = 96
 SPECIAL = re.compile(r'([\\*_|`\[\]<>])')
 # code in backquotes, if reStructuredText allows it there

@@ -11,6 +11,7 @@ from exact import exact
 
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPDecoderError
+from tests.sizes import sized
 
 EMPTY_DATA = bytes.fromhex('005375a000')
 
@@ -66,7 +67,8 @@ def test_truncated(vector: dict[str, str | None]) -> None:
 @pytest.mark.parametrize('vector', VECTORS, ids=vector_name)
 def test_flipped(vector: dict[str, str | None]) -> None:
     for data in inputs(vector):
-        for i in range(len(data)):
+        step = 1 if len(data) < 400 else sized(7, 1)  # levels of one depth bomb are alike
+        for i in range(0, len(data), step):
             for mask in (0xFF, 0x01, 0x10, 0x80):
                 other = data[:i] + bytes([data[i] ^ mask]) + data[i + 1 :]
                 assert read(exact(other)) == read(other)

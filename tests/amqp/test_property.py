@@ -21,12 +21,11 @@ from rbfly.amqp import (
     stream_message_ctx,
 )
 from rbfly.error import AMQPDecoderError, RbFlyBufferError
-
-pytestmark = pytest.mark.long
+from tests.sizes import sized
 
 # no shrinking: for values this large it can take minutes
 profile = settings(
-    max_examples=150,
+    max_examples=sized(40, 150),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
@@ -208,7 +207,7 @@ likely = st.lists(
 ).map(bytes)
 
 
-@settings(profile, max_examples=1500)
+@settings(profile, max_examples=sized(300, 1500))
 @given(likely)
 def test_random_bytes(data: bytes) -> None:
     read(data)

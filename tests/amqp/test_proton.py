@@ -31,6 +31,7 @@ from rbfly.amqp import (
     encode_amqp_bytes,
 )
 from rbfly.amqp import stream_message_ctx as make
+from tests.sizes import sized
 
 PROTON_REFUSES = {'described nested descriptor'}
 
@@ -177,7 +178,7 @@ values = st.recursive(
     ),
     max_leaves=40,
 )
-profile = settings(max_examples=200, phases=[Phase.explicit, Phase.generate])
+profile = settings(max_examples=sized(50, 200), phases=[Phase.explicit, Phase.generate])
 
 
 @profile

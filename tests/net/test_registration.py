@@ -38,6 +38,7 @@ from tests.clock import ClockLoop
 from tests.fake import chunk, deliver
 from tests.inside import cluster_of, pool_of, session_of
 from tests.raw import decode
+from tests.sizes import sized
 from tests.stream_wire import feed, split_frames
 
 URI = 'rabbitmq-stream://guest:guest@node:5552/'
@@ -778,7 +779,7 @@ def _no_collector() -> Iterator[None]:
 
 TestWalk = Walk.TestCase
 TestWalk.settings = settings(
-    max_examples=500,
+    max_examples=sized(120, 500),
     stateful_step_count=40,
     deadline=None,
     phases=[Phase.generate],  # finding a shorter walk takes minutes
@@ -808,6 +809,7 @@ def test_transition_tables_list_every_state() -> None:
 MAKE_ILLEGAL_TRANSITION = """
 from rbfly.net.observer import Observers, State
 from rbfly.net.registration import Registration
+from tests.sizes import sized
 
 class Cluster:
     observers = Observers()

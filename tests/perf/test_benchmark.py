@@ -1,13 +1,14 @@
 """`python -m perf` on a real broker stores, resumes and reports results."""
 
 import asyncio
-import json
+import lzma
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from brokers import RabbitMQ
+from perf.results import read
 
 FOLDER = Path(__file__).resolve().parents[2]
 LANES = (
@@ -30,12 +31,11 @@ async def perf(*words: str, uri: str = '') -> str:
 
 
 def results_in(path: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [item for item in found if item['type'] == 'result']
+    return read(path).rows
 
 
 async def test_consuming_lanes(broker: RabbitMQ, tmp_path: Path) -> None:
-    results = tmp_path / 'run.jsonl'
+    results = tmp_path / 'run.jsonl.xz'
     names = [
         f'{library}-{kind}'
         for kind in ('consume-properties', 'consume-2', 'sub-consume')
@@ -49,7 +49,7 @@ async def test_consuming_lanes(broker: RabbitMQ, tmp_path: Path) -> None:
 
 
 async def test_run_resume_and_report(broker: RabbitMQ, tmp_path: Path) -> None:
-    results = tmp_path / 'run.jsonl'
+    results = tmp_path / 'run.jsonl.xz'
     scale = 'single=0.0005,batch=0.001'
     words = ('--lanes', LANES, '--scale', scale, '--out', str(results))
     await perf(*words, '--rounds', '2', uri=broker.uri)
@@ -57,9 +57,11 @@ async def test_run_resume_and_report(broker: RabbitMQ, tmp_path: Path) -> None:
     assert sorted(item['lane'] for item in rounds) == sorted(2 * LANES.split(','))
     assert {item['count'] for item in rounds} == {100, 1000}
 
-    lines = results.read_text().splitlines(keepends=True)
-    results.write_text(''.join(lines[:-3]))  # like after an interruption
-    await perf('--resume', '--out', str(results), uri=broker.uri)
+    lines = lzma.decompress(results.read_bytes()).decode().splitlines(keepends=True)
+    results.unlink()
+    interrupted = results.with_suffix('')
+    interrupted.write_text(''.join(lines[:-3]))
+    await perf('--resume', '--out', str(interrupted), uri=broker.uri)
     assert len(results_in(results)) == len(rounds)
 
     output = await perf('report', str(results), '--out', str(tmp_path / 'doc'))

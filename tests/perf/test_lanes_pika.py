@@ -17,8 +17,8 @@ from aio_pika.exceptions import ChannelInvalidStateError
 from brokers import RabbitMQ
 from brokers.proxy import Proxy
 from perf import wire, worker
+from perf.clients.base import Target
 from perf.lanes import KINDS
-from perf.lanes.base import Target
 from perf.store import RabbitStore
 
 pytestmark = pytest.mark.rabbitmq
@@ -44,7 +44,7 @@ every_way = pytest.mark.parametrize(('module', 'kind'), WAYS)
 
 
 def make(module: str, target: Target, kind: str) -> Any:
-    return importlib.import_module(f'perf.lanes.{module}').make(KINDS[kind], target)
+    return importlib.import_module(f'perf.clients.{module}').make(KINDS[kind], target)
 
 
 async def measure(work: Any, count: int) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from perf import lanes, worker
-from perf.lanes import open_loop, studies
-from perf.lanes.base import Target, Work
-from perf.lanes.open_loop import OpenLoop
+from perf.clients import open_loop
+from perf.clients.base import Target, Work
+from perf.clients.open_loop import OpenLoop
+from perf.lanes.kinds import RATES
 from perf.store import RabbitStore
 
 KIND = lanes.KINDS['percentiles-1000']
@@ -26,7 +27,7 @@ RABBITMQ = ('floor', 'rbfly', 'rstream')
 
 
 def lane_of(name: str, target: Target) -> OpenLoop:
-    module = importlib.import_module(f'perf.lanes.open_loop_{name}')
+    module = importlib.import_module(f'perf.clients.open_loop_{name}')
     work: OpenLoop = module.make(KIND, target)
     return work
 
@@ -126,7 +127,7 @@ if sys.platform == 'linux':
 
 
 @pytest.mark.both_loops
-@pytest.mark.parametrize('rate', studies.RATES)
+@pytest.mark.parametrize('rate', RATES)
 @pytest.mark.parametrize('pace', PACES)
 async def test_no_message_is_sent_before_it_is_due(
     pace: Any, rate: int, monkeypatch: pytest.MonkeyPatch

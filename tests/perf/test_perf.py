@@ -1,7 +1,6 @@
 """The parts of the benchmark that need no broker: statistics, result files, runner, options."""
 
 import asyncio
-import importlib
 import json
 import random
 import struct
@@ -10,13 +9,16 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perf import (
+    broker_address,
     cli,
+    clients,
     environment,
     instructions,
     kafka,
@@ -24,12 +26,12 @@ from perf import (
     runner,
     runs,
     table,
-    target,
     wire,
     worker,
 )
-from perf.lanes.base import Target, Work
-from perf.lanes.codec import APP_PROPERTIES, MESSAGES, PROPERTIES, Case, Codec
+from perf.clients.base import Target, Work
+from perf.clients.codec import APP_PROPERTIES, MESSAGES, PROPERTIES, Case, Codec
+from perf.clients.values import encoded
 from perf.results import Results, ResultsError, Settings, Writer, read
 from perf.stats import median_interval, ratio_interval
 from rbfly.amqp import decode_amqp
@@ -106,7 +108,8 @@ SETTINGS = Settings(3, 42, {'single': 500}, ['raw-socket-single', 'bare-uvloop-s
 def header(settings: Settings = SETTINGS) -> dict[str, Any]:
     return {
         'environment': {'time': '2026-01-01T00:00:00+00:00', 'python': 'CPython 3.11.7'},
-        'settings': settings.dump(),
+        'settings': asdict(settings),
+        'kinds': {},
         'lanes': [],
         'left_out': [{'lane': 'rstream-single', 'reason': 'rstream not installed; install it'}],
     }
@@ -115,9 +118,9 @@ def header(settings: Settings = SETTINGS) -> dict[str, Any]:
 def row(lane: str, number: int, rate: float = 1000.0) -> dict[str, Any]:
     answer = {
         'count': 500, 'seconds': 500 / rate, 'cpu_user': 0.02, 'cpu_sys': 0.005,
-        'max_rss': 30 * 2**20, 'stored': 500,
+        'max_rss': 30 * 2**20,
     }  # fmt: skip
-    return runner.record(lanes.find(lane), number, 1, answer)
+    return runner.record(lanes.find(lane), number, answer)
 
 
 def filled(path: Path, rates: dict[str, float], settings: Settings = SETTINGS) -> Results:
@@ -129,18 +132,29 @@ def filled(path: Path, rates: dict[str, float], settings: Settings = SETTINGS) -
     return read(path)
 
 
-def test_record_contains_rate_and_cpu_per_message() -> None:
-    found = row('raw-socket-single', 1)
-    assert found['scenario'] == 'publish'
-    assert found['rate'] == pytest.approx(1000)
-    assert found['cpu_per_message'] == pytest.approx(50e-6)
-
-
 def test_results_are_read_back(tmp_path: Path) -> None:
     results = filled(tmp_path / 'a' / 'r.jsonl', {'raw-socket-single': 1000})
     assert results.settings == SETTINGS
     assert results.done() == {('raw-socket-single', i) for i in (1, 2, 3)}
-    assert results.column('raw-socket-single', 'stored') == {1: 500, 2: 500, 3: 500}
+    rates = results.column('raw-socket-single', 'rate')
+    assert rates == pytest.approx({1: 1001, 2: 1002, 3: 1003}, rel=1e-5)
+    cpu = results.column('raw-socket-single', 'cpu_per_message')
+    assert list(cpu.values()) == pytest.approx(3 * [50e-6])
+
+
+def test_complete_run_is_compressed_and_can_be_resumed(tmp_path: Path) -> None:
+    writer = Writer.create(tmp_path / 'r.jsonl.xz', header())
+    writer.write(row('raw-socket-single', 1))
+    assert [path.name for path in tmp_path.iterdir()] == ['r.jsonl']
+    writer.pack()
+    assert [path.name for path in tmp_path.iterdir()] == ['r.jsonl.xz']
+    with pytest.raises(ResultsError, match='--resume'):
+        Writer.create(tmp_path / 'r.jsonl', header())
+    writer = Writer.resume(read(tmp_path / 'r.jsonl.xz'))
+    writer.write(row('raw-socket-single', 2))
+    writer.pack()
+    assert [path.name for path in tmp_path.iterdir()] == ['r.jsonl.xz']
+    assert read(tmp_path / 'r.jsonl.xz').done() == {('raw-socket-single', i) for i in (1, 2)}
 
 
 def test_incomplete_last_line_is_ignored_and_overwritten(tmp_path: Path) -> None:
@@ -177,6 +191,12 @@ def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> Non
     (tmp_path / 'r.jsonl').write_text(text)
     with pytest.raises(ResultsError, match=message):
         read(tmp_path / 'r.jsonl')
+
+
+def test_file_that_is_not_compressed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / 'r.jsonl.xz').write_text('hello\n')
+    with pytest.raises(ResultsError, match='not compressed'):
+        read(tmp_path / 'r.jsonl.xz')
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
@@ -263,7 +283,7 @@ def test_every_lane_is_in_a_scenario_and_has_a_floor_or_references() -> None:
         if lane.kind.references:
             assert all(reference in lanes.LANES for _, reference in lane.kind.references)
         if not lane.library.program:
-            assert (ROOT / 'perf' / 'lanes' / f'{lane.library.module}.py').exists()
+            assert (ROOT / 'perf' / 'clients' / f'{lane.use.module}.py').exists()
 
 
 def test_message_counts_are_multiples_of_the_batch_size() -> None:
@@ -303,13 +323,13 @@ def test_other_project_named_rbfly_counts_as_missing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr('importlib.metadata.version', lambda name: '0.11.0')
     assert lanes.version('rbfly') is None
     assert lanes.version('rstream') == '0.11.0'
-    assert 'in the checkout' in lanes.missing(lanes.LIBRARIES['rbfly'])
+    assert 'in the checkout' in lanes.missing(lanes.find('rbfly-single'))
 
 
 def test_missing_distributions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, 'version', lambda name: None if name == 'msgpack' else '1.0')
-    assert lanes.missing(lanes.LIBRARIES['aiokafka']).startswith('msgpack not installed; pip')
-    assert lanes.missing(lanes.LIBRARIES['raw-socket']) == ''
+    assert lanes.missing(lanes.find('aiokafka-single')).startswith('msgpack not installed; pip')
+    assert lanes.missing(lanes.find('raw-socket-single')) == ''
 
 
 # -- options
@@ -373,10 +393,10 @@ def test_codec_lanes_start_no_broker(
     def no_broker(broker: str) -> str:
         raise AssertionError(broker)
 
-    monkeypatch.setattr(target, 'address', no_broker)
+    monkeypatch.setattr(broker_address, 'find', no_broker)
     monkeypatch.setattr(lanes, 'missing', lambda library: '')
     monkeypatch.setattr(runner, 'Worker', FakeWorker)
-    out = tmp_path / 'r.jsonl'
+    out = tmp_path / 'r.jsonl.xz'
     argv = ['--lanes', '*-seed', '--rounds', '3', '--seed', '1', '--out', str(out)]
     assert cli.main(argv) == 0
     text = capsys.readouterr().out
@@ -385,16 +405,15 @@ def test_codec_lanes_start_no_broker(
     assert 'floor' not in text
     results = read(out)
     assert len(results.rows) == 3 * len(results.settings.lanes)
-    assert {row['stored'] for row in results.rows} == {None}
 
 
 def test_missing_broker_does_not_affect_codec_lanes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_broker(broker: str) -> str:
-        raise target.TargetError('no broker')
+        raise broker_address.AddressError('no broker')
 
-    monkeypatch.setattr(target, 'address', no_broker)
+    monkeypatch.setattr(broker_address, 'find', no_broker)
     monkeypatch.setattr(lanes, 'missing', lambda library: '')
     monkeypatch.setattr(runner, 'Worker', FakeWorker)
     argv = ['--rounds', '1', '--out', str(tmp_path / 'r.jsonl')]
@@ -407,9 +426,8 @@ def test_missing_broker_does_not_affect_codec_lanes(
 def test_lanes_without_their_library_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, 'version', lambda name: None)
     _, settings, left_out = runs.begin(parse('--scenario', 'publish', '--seed', '9'))
-    assert {lanes.find(name).library.module for name in settings.lanes} == {
+    assert {lanes.find(name).use.module for name in settings.lanes} == {
         'raw_socket',
-        'raw_socket_polling',
     }
     assert settings.seed == 9
     assert {item['lane'] for item in left_out} >= {'rbfly-single', 'rstream-batch'}
@@ -450,7 +468,7 @@ def test_resume_continues_the_latest_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_help_needs_only_the_standard_library() -> None:
-    for argv in (['--help'], ['run', '--help'], ['list'], ['prove', '--help']):
+    for argv in (['--help'], ['run', '--help'], ['list']):
         done = subprocess.run(
             [sys.executable, '-I', '-S', '-c',
              f'import sys; sys.path.insert(0, {str(ROOT)!r}); from perf.cli import main;'
@@ -540,8 +558,9 @@ def test_runner_counts_stored_messages_after_every_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, store = run_fake(tmp_path / 'r.jsonl', [200, 700, 1200, 1700], monkeypatch)
-    assert list(results.column('raw-socket-single', 'stored').values()) == [700, 1200, 1700]
     assert results.failed() == {}
+    assert len(results.rows) == 3
+    assert list(store.counts) == []
     assert not store.streams
 
 
@@ -629,7 +648,7 @@ def test_measure_times_only_run() -> None:
 
         async def close(self) -> None: ...
 
-    found = asyncio.run(worker.measure(Recorder(Target('', ''))))
+    found = asyncio.run(worker.measure(Recorder(lanes.KINDS['single'], Target('', ''))))
     assert seen == ['run', 'finish']
     assert found['count'] == 5
     assert found['begun'] <= found['ended'] < found['begun'] + 1
@@ -670,9 +689,8 @@ def confirm(count: int) -> bytes:
 
 
 def test_properties_are_read_by_the_codec() -> None:
-    head = wire.properties_sections(PROPERTIES, APP_PROPERTIES)
-    ctx = decode_amqp(head + wire.data_section(b'abc'))
-    assert ctx.body == b'abc'
+    ctx = decode_amqp(encoded(lanes.Stored(properties=True), 7))
+    assert ctx.body == b'0000000007'
     assert ctx.app_properties == APP_PROPERTIES
     found = {name: str(getattr(ctx.properties, name)) for name in PROPERTIES}
     assert found == PROPERTIES
@@ -790,15 +808,14 @@ def test_kafka_records_are_counted_by_offsets(monkeypatch: pytest.MonkeyPatch) -
 # -- codecs
 
 
-CODEC_LANES = [lane for lane in lanes.LANES.values() if not lane.library.broker]
+CODEC_LANES = [lane for lane in lanes.LANES.values() if not lane.broker]
 
 
 @pytest.mark.parametrize('lane', CODEC_LANES, ids=lambda lane: lane.name)
 def test_codec_decodes_what_it_encodes(lane: lanes.Lane) -> None:
-    if reason := lanes.missing(lane.library):
+    if reason := lanes.missing(lane):
         pytest.skip(reason)
-    module = importlib.import_module(f'perf.lanes.{lane.library.module}')
-    work: Codec = module.make(lane.kind, Target('', ''))
+    work = clients.make(lane, Target('', ''))
 
     async def turn() -> dict[str, Any]:
         await work.prepare(10)
@@ -811,9 +828,9 @@ def test_seed_statements_are_fixed() -> None:
     pytest.importorskip('msgspec')
     statements = {}
     for name in ('rbfly-encode-into', 'rbfly-decode', 'msgspec-encode', 'msgspec-decode'):
-        lane = lanes.find(f'{name}-seed')
-        module = importlib.import_module(f'perf.lanes.{lane.library.module}')
-        statements[name] = module.make(lane.kind, Target('', '')).case.statement
+        work = clients.make(lanes.find(f'{name}-seed'), Target('', ''))
+        assert isinstance(work, Codec)
+        statements[name] = work.case.statement
     assert statements == {
         'rbfly-encode-into': 'encode_amqp(buffer, stream_message_ctx(data))',
         'rbfly-decode': 'decode_amqp(raw).body',

@@ -1,15 +1,14 @@
 """Lanes that poll, and lanes that work between messages: the broker stores each message once."""
 
-import importlib
 import socket
 from typing import Any
 
 import pytest
 
 import rbfly.streams as rbs
-from perf import lanes, worker
-from perf.lanes import raw_socket_polling
-from perf.lanes.base import Target, Work
+from perf import clients, lanes, worker
+from perf.clients import raw_socket
+from perf.clients.base import Target
 from perf.store import RabbitStore
 
 COUNT = 1_000
@@ -26,10 +25,7 @@ LANES = [
 
 async def publish(name: str, target: Target) -> None:
     """Run two rounds of a lane."""
-    lane = lanes.find(name)
-    work: Work = importlib.import_module(f'perf.lanes.{lane.library.module}').make(
-        lane.kind, target
-    )
+    work = clients.make(lanes.find(name), target)
     await work.open()
     try:
         for _ in range(2):
@@ -74,7 +70,7 @@ def test_raw_socket_asks_for_data_until_it_arrives() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        connection = raw_socket_polling.Connection.__new__(raw_socket_polling.Connection)
+        connection = raw_socket.PollingConnection.__new__(raw_socket.PollingConnection)
         asked = 0
 
         class Socket:

@@ -6,40 +6,38 @@ The result file of these tests is synthetic.
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perf import histogram, lanes, report, runner, runs, stats, wire
-from perf.far import Far
-from perf.lanes import studies
-from perf.report import studies as shown
+from perf.delayed_broker import DelayedBroker
+from perf.report.figures import LATENCIES, OVERVIEW
 from perf.report.page import compose
 from perf.results import Settings, Writer, read
 from perf.store import RabbitStore
 from tests.perf.test_perf import FakeStore, FakeWorker, header
 from tests.sphinx import build
 
-SVG = '{http://www.w3.org/2000/svg}'
 ROUNDS = 3
-SCENARIOS = [*studies.SCENARIOS]
+STUDIES = [*dict.fromkeys(kind.scenario for kind in lanes.KINDS.values() if kind.series)]
 
 
 # -- kinds of work
 
 
 def test_every_study_compares_rbfly_with_another_library() -> None:
-    for scenario in studies.SCENARIOS:
+    for scenario in STUDIES:
         used = {ln.library.name for ln in lanes.LANES.values() if ln.kind.scenario == scenario}
         assert 'rbfly' in used
         assert len(used) > 1 or scenario in ('values', 'growth')
-        assert scenario in shown.STUDIES or scenario in ('clients', 'super')
 
 
 def test_message_counts_divide_evenly() -> None:
     for lane in lanes.LANES.values():
-        kind, part = lane.kind, lane.library.part
+        kind, part = lane.kind, lane.use.part
         for count in (kind.full, kind.quick):
             given = count if part == 1 else kind.whole(count * part)
             assert given % (kind.processes * kind.publishers * kind.tasks * kind.streams) == 0
@@ -47,13 +45,13 @@ def test_message_counts_divide_evenly() -> None:
 
 
 def test_every_series_has_a_title() -> None:
-    for kind in studies.KINDS.values():
+    for kind in lanes.KINDS.values():
         if kind.series:
-            assert kind.series in shown.STUDIES[kind.scenario].series
+            assert kind.series in lanes.SCENARIOS[kind.scenario].series
 
 
 def test_overview_names_existing_kinds_of_work() -> None:
-    assert shown.OVERVIEW.keys() <= lanes.KINDS.keys()
+    assert OVERVIEW.keys() <= lanes.KINDS.keys()
 
 
 # -- the runner
@@ -170,7 +168,8 @@ def test_lane_fails_if_its_round_trip_is_below_the_injected_latency(
 def test_scenarios_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ['rbfly-processes-1-1', 'rbfly-latency-each-0', 'pika-processes-1-1']
     results, _ = run(tmp_path / 'r.jsonl', names, monkeypatch, Far1ms)
-    assert [row['scenario'] for row in results.rows] == 6 * ['processes'] + 3 * ['latency']
+    found = [lanes.find(row['lane']).kind.scenario for row in results.rows]
+    assert found == 6 * ['processes'] + 3 * ['latency']
 
 
 def test_streams_that_are_spread_over_nodes_come_first() -> None:
@@ -197,7 +196,7 @@ def test_streams_that_are_spread_over_nodes_come_first() -> None:
 
 @pytest.mark.rabbitmq
 def test_far_broker_delays_connections_through_its_proxies() -> None:
-    with Far() as far:
+    with DelayedBroker() as far:
         store = RabbitStore(far.direct, far.uri)
         there = RabbitStore(far.uri)
         store.create('orders')
@@ -224,7 +223,6 @@ def answer(lane: lanes.Lane, number: int, rate: float) -> dict[str, Any]:
         'cpu_user': 0.02,
         'cpu_sys': 0.0,
         'max_rss': 30 * 2**20,
-        'stored': count,
     }
     if lane.kind.delay is not None:
         found['round_trip'] = lane.kind.delay / 1000 + 0.0005
@@ -232,10 +230,10 @@ def answer(lane: lanes.Lane, number: int, rate: float) -> dict[str, Any]:
         values = histogram.Histogram()
         for i in range(1000):
             values.add((i + 1) / 1000 / (2 if lane.is_floor else 1))
-        found['histograms'] = {name: values.dump() for name in shown.LATENCIES}
+        found['histograms'] = {name: values.dump() for name in LATENCIES}
         if lane.library.name == 'rstream':
             found['late'] = 1.5
-    return runner.record(lane, number, 1, found)
+    return runner.record(lane, number, found)
 
 
 def rate_of(lane: lanes.Lane) -> float:
@@ -254,7 +252,7 @@ def written(path: Path, scenarios: list[str]) -> Path:
     records: list[dict[str, Any]] = [
         {
             'type': 'header',
-            'format': 1,
+            'format': 2,
             'synthetic': True,
             'environment': {
                 'time': '2026-01-01T00:00:00+00:00',
@@ -263,8 +261,8 @@ def written(path: Path, scenarios: list[str]) -> Path:
                 'libraries': {},
                 'brokers': {},
             },
-            'settings': {**settings.dump(), 'lanes': [lane.name for lane in chosen]},
-            'scenarios': {name: lanes.SCENARIOS[name] for name in scenarios},
+            'settings': {**asdict(settings), 'lanes': [lane.name for lane in chosen]},
+            'scenarios': {name: lanes.SCENARIOS[name].about for name in scenarios},
             'kinds': {name: runs.describe_kind(name) for name in kinds},
             'lanes': [runs.describe_lane(lane.name) for lane in chosen],
             'left_out': [],
@@ -287,97 +285,76 @@ def doc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('doc')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stats, 'RESAMPLES', 40)
-        report.write([written(folder / 'r.jsonl', SCENARIOS)], folder)
+        report.write([written(folder / 'r.jsonl', STUDIES)], folder)
     return folder
 
 
-def prose(doc: Path) -> str:
-    return ' '.join((doc / 'performance.rst').read_text().split())
-
-
-def rows(doc: Path, first: str) -> list[list[str]]:
+def table(doc: Path, scenario: str, number: int = 0) -> list[list[str]]:
+    """The rows of a table of a scenario."""
     text = (doc / 'performance.rst').read_text()
-    found = re.findall(rf'^   \* - {re.escape(first)}\n((?:     -.*\n)*)', text, re.M)
-    return [[line.removeprefix('     -').strip() for line in x.splitlines()] for x in found]
+    title = lanes.SCENARIOS[scenario].title
+    text = text.split(f'\n{title}\n{"-" * len(title)}\n')[1]
+    found = text.split('.. list-table::')[number + 1].split('\n\n')[1]
+    rows = re.split(r'^   \* -', found, flags=re.M)[1:]
+    return [[cell.strip() for cell in re.split(r'\n     -', row)] for row in rows]
 
 
-def test_tables_contain_rates_and_ratios(doc: Path) -> None:
-    rates, ratios, *_ = (row for row in rows(doc, '500') if len(row) in (5, 3))
-    assert rates[0] == f'{lanes.KINDS["batch-size-500"].full:,}'
-    assert rates[1] == '1,020 [1,010, 1,030]'
-    assert ratios == ['2.00 [2.00, 2.00]', '2.00 [2.00, 2.00]', '0.50 [0.50, 0.50]']
+def test_table_contains_rates_and_ratios(doc: Path) -> None:
+    head, *rows = table(doc, 'batch-size')
+    assert head[:2] == ['messages per batch', 'lane']
+    assert [row[0] for row in rows if row[0]] == ['1', '10', '50', '100', '200', '500', '1,000']
+    first = {row[1]: row for row in rows[:4]}
+    assert first['RbFly'][2:] == ['1,020 [1,010, 1,030]', '20.00', '30', '', '']
+    assert first['rstream'][-2] == '**0.25 [0.25, 0.25]**'
+    assert rows[5][-2] == '2.00 [2.00, 2.00]'
 
 
-def test_page_tells_where_rbfly_is_faster_and_slower(doc: Path) -> None:
-    text = prose(doc)
-    faster = 'is faster at 10, 50, 100, 200, 500, 1,000; **slower** at 1: 0.25 to 2.00 times'
-    assert f'Compared with rstream, RbFly {faster} its rate.' in text
-    assert 'RbFly reaches 0.50 times the rate of the asyncio protocol (floor).' in text
-    assert 'with pika (AMQP 0.9.1), RbFly is faster throughout: 2.00 times' in text
-    assert '``batch-size-1``' in text.split('Faster than RbFly:')[1].split('.')[0]
+def test_table_tells_what_polling_costs_and_brings(doc: Path) -> None:
+    _, *rows = table(doc, 'gaps')
+    polling = [row for row in rows if row[1] == 'RbFly (busy polling)']
+    assert len(polling) == 5
+    assert {tuple(row[-2:]) for row in polling} == {('2.00 [2.00, 2.00]', '1.00')}
 
 
-def test_page_tells_what_polling_costs_and_brings(doc: Path) -> None:
-    rates, polling = rows(doc, '500')[-2:]
-    assert rates == ['1,000', '1,020 [1,010, 1,030]', '510 [505, 515]']
-    assert polling == ['20', '20', '0.50 [0.50, 0.50]', '1.00 [1.00, 1.00]']
-    assert rows(doc, '20')[1] == polling
-    assert 'busy polling) is' not in prose(doc)
+def test_bytes_per_second_are_shown_if_sizes_differ(doc: Path) -> None:
+    head, first, *_ = table(doc, 'sizes')
+    assert head[3] == 'MB/s'
+    assert first[3] == '0.010'
 
 
 def test_percentiles_cover_all_rounds(doc: Path) -> None:
-    found = [row for row in rows(doc, '1,000') if len(row) == 7 and row[0] == 'RbFly']
-    ((_, *values),) = found
-    p50, p99, last = values[:3]
-    assert float(p50.split()[0]) == pytest.approx(500, rel=0.02)
-    assert float(p99.split()[0]) == pytest.approx(990, rel=0.02)
-    assert re.fullmatch(r'\d+\.\d\d \[(1\.9|2\.0)\d\]', last)
-    assert 'No other library has a lower latency than RbFly' in prose(doc)
-    assert 'These lanes fell behind the rate: rstream at 1,000 in 3 of 3 rounds' in prose(doc)
-
-
-def test_page_contains_the_shortest_round_trips(doc: Path) -> None:
-    assert '0 ms: 0.50 ms; 1 ms: 1.50 ms; 5 ms: 5.50 ms' in prose(doc)
-
-
-def test_page_tells_what_leaders_on_more_nodes_change(doc: Path) -> None:
-    text = prose(doc)
-    assert (
-        'Rate with leaders on 3 nodes ÷ rate with all leaders on one: RbFly'
-        ' 1.00 [1.00, 1.00]; blocking socket (floor) 1.00 [1.00, 1.00].' in text
-    )
-    assert 'share the processors of one machine' in text
+    _, *rows = table(doc, 'percentiles')
+    found = {row[1]: row for row in rows if row[0] == '1,000'}
+    p50, p99, _ = map(float, found['RbFly'][2:5])
+    assert p50 == pytest.approx(500, rel=0.02)
+    assert p99 == pytest.approx(990, rel=0.02)
+    assert found['RbFly'][-1] == '0 of 3'
+    assert found['rstream'][-1] == '3 of 3'
 
 
 def test_run_is_complete_with_one_round_of_growth(doc: Path) -> None:
-    assert 'ended before its last round' not in prose(doc)
-    (row,) = rows(doc, '100,000,000')
-    assert row == ['100,000,000', '1,010', '20.00', '30']
+    assert 'fewer rounds' not in (doc / 'performance.rst').read_text()
+    row = table(doc, 'growth')[-1]
+    assert row == ['100,000,000', 'RbFly', '1,010', '20.00', '30', '', '']
 
 
-def test_page_attributes_published_rates(doc: Path) -> None:
-    assert 'rates published elsewhere, measured on other machines' in prose(doc)
-
-
-@pytest.mark.parametrize('name', ['overview', 'clients', *shown.STUDIES])
-def test_figures_fit_a_phone_screen(doc: Path, name: str) -> None:
-    for theme in ('light', 'dark'):
-        tree = ET.parse(doc / '_static' / 'perf' / f'{name}-{theme}.svg').getroot()
-        title = tree.find(f'{SVG}title')
-        assert title is not None
-        assert 'RbFly' in (title.text or '')
-        assert float((tree.get('width') or '').removesuffix('pt')) <= 320
+@pytest.mark.parametrize('scenario', STUDIES)
+def test_every_study_has_a_figure(doc: Path, scenario: str) -> None:
+    text = (doc / 'performance.rst').read_text()
+    figures = [ET.fromstring(svg) for svg in re.findall(r'(?s)<svg.*?</svg>', text)]
+    title = lanes.SCENARIOS[scenario].title
+    (figure,) = (item for item in figures if (item.findtext('title') or '').startswith(title))
+    assert len(list(figure.iter('polygon'))) > 1
+    assert float(figure.get('width') or 0) <= 480
 
 
 def test_page_omits_scenarios_without_results(tmp_path: Path) -> None:
-    path = written(tmp_path / 'r.jsonl', ['growth'])
-    text = compose(report.Report.read([path]), {}, 'x')
+    text = compose(report.Report.read([written(tmp_path / 'r.jsonl', ['growth'])]))
     assert 'Batch size' not in text
-    assert 'overview' not in text
+    assert 'RbFly and other libraries' not in text
     assert 'Growth' in text
 
 
 def test_sphinx_builds_the_page(doc: Path, tmp_path: Path) -> None:
     built = build(doc, 'performance', tmp_path / 'html')
-    images = re.findall(r'<img [^>]*src="_static/perf/|<img [^>]*alt=', built)
-    assert len(images) >= 2 * (len(shown.STUDIES) + 2)
+    assert built.count('class="perf-figure"') == len(STUDIES) + 1

@@ -1,15 +1,14 @@
 """Lanes on a cluster: leaders where the kind of work wants them, and each message stored once."""
 
-import importlib
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from brokers import RabbitMQ
-from perf import lanes, spread, wire
-from perf.far import Far
-from perf.lanes.base import Target, Work
+from perf import clients, lanes, super_stream_wire, wire
+from perf.clients.base import Target
+from perf.delayed_broker import DelayedBroker
 from perf.store import NODES, RabbitStore, connect
 
 BROKER = 'rabbitmq-cluster'
@@ -25,7 +24,7 @@ def cluster() -> Iterator[RabbitMQ]:
 
 @pytest.fixture
 def store(cluster: RabbitMQ) -> Iterator[RabbitStore]:
-    found = connect(BROKER, Far, lambda: cluster)
+    found = connect(BROKER, DelayedBroker, lambda: cluster)
     assert isinstance(found, RabbitStore)
     yield found
     for connection in found.connections.values():
@@ -38,10 +37,10 @@ async def test_lanes_publish_to_the_leaders_of_all_partitions(
 ) -> None:
     kind = f'super-nodes-publish-{nodes}'
     stream = f'publish-{nodes}'
-    partitions = spread.partitions_of(stream, lanes.KINDS[kind].partitions)
+    partitions = super_stream_wire.partitions_of(stream, lanes.KINDS[kind].partitions)
     assert lanes.find(f'rbfly-{kind}').broker == BROKER
     store.create_super(stream, partitions, nodes)
-    found = Counter(spread.leaders(store.uri, partitions))
+    found = Counter(super_stream_wire.leaders(store.uri, partitions))
     assert [*found.values()] == [len(partitions) // nodes] * nodes
     for library in ('raw-socket', 'rbfly'):
         assert await work(f'{library}-{kind}', store, stream, 9_000) == 9_000
@@ -54,7 +53,7 @@ async def test_lanes_consume_all_partitions(store: RabbitStore) -> None:
     name = f'super-nodes-consume-{NODES}'
     kind = lanes.KINDS[name]
     assert kind.stored
-    partitions = spread.partitions_of('consume', kind.partitions)
+    partitions = super_stream_wire.partitions_of('consume', kind.partitions)
     store.create_super('consume', partitions, NODES)
     count = 2 * kind.size  # what RbFly's lanes read to check the messages
     for partition in partitions:
@@ -67,15 +66,13 @@ async def test_lanes_consume_all_partitions(store: RabbitStore) -> None:
 
 def test_leaders_on_other_nodes_are_an_error(store: RabbitStore) -> None:
     with pytest.raises(wire.WireError, match=r'orders is led by .*, not by 2 nodes'):
-        store.create_super('orders', spread.partitions_of('orders', 6), 2)
+        store.create_super('orders', super_stream_wire.partitions_of('orders', 6), 2)
     store.delete_super('orders')
 
 
 async def work(lane: str, store: RabbitStore, stream: str, count: int) -> int:
     """Run a lane once; return the number of messages that it reports."""
-    chosen = lanes.find(lane)
-    module = importlib.import_module(f'perf.lanes.{chosen.library.module}')
-    made: Work = module.make(chosen.kind, Target(store.address, stream))
+    made = clients.make(lanes.find(lane), Target(store.address, stream))
     await made.open()
     try:
         await made.prepare(count)

@@ -12,6 +12,7 @@ from rbfly.error import RbFlyError
 from rbfly.protocol._chunk import Chunk, ChunkQueue
 from rbfly.streams.error import ChunkError
 from tests.cursors import Cursor, drain
+from tests.sizes import sized
 from tests.stream_wire import chunk, data_batch, message, plain_chunk, sub_batch
 
 # Captured from RabbitMQ 4.0.5: a Deliver frame without key, version and subscription id.
@@ -240,7 +241,7 @@ def test_error_names_the_size_that_is_too_large(name: str, text: str) -> None:
     records=st.integers(0, 9) | st.integers(0, 2**32 - 1),
     start=st.integers(0, 12),
 )
-@settings(max_examples=400)
+@settings(max_examples=sized(100, 400))
 def test_any_entries_yield_messages_or_a_chunk_error(data: bytes, records: int, start: int) -> None:
     cursor = Cursor()
     cursor.resume(start)

@@ -23,6 +23,7 @@ from rbfly.streams._consume._iteration import MessageIterator, SubscriptionBase
 from rbfly.streams.error import ChunkError, SubscriptionError
 from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain
+from tests.sizes import sized
 from tests.stream_wire import chunk, data_batch, message, plain_chunk, sub_batch
 
 JUNK = b'\xff junk'
@@ -758,7 +759,7 @@ def test_error_of_a_filter_is_raised_and_iteration_continues(kind: str) -> None:
     limit=st.integers(1, 6),
     policy=st.sampled_from(['raise', 'skip', 'raw']),
 )
-@settings(max_examples=200)
+@settings(max_examples=sized(50, 200))
 def test_kinds_agree(chunks: list[list[Any]], start: int, limit: int, policy: Any) -> None:
     def make() -> Cursor:
         cursor = Cursor(True, None, policy)

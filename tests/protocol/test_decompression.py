@@ -20,6 +20,7 @@ from rbfly.protocol.compression import BATCH_MAX, CHUNK_MAX
 from rbfly.streams.error import ChunkError, CompressionError
 from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain
+from tests.sizes import sized
 from tests.stream_wire import chunk, data_batch, message, sub_batch
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
@@ -344,7 +345,7 @@ def test_error_names_the_extra_with_the_missing_library(monkeypatch: pytest.Monk
     data=st.binary(max_size=60),
     plain=st.integers(0, 300),
 )
-@settings(max_examples=300)
+@settings(max_examples=sized(75, 300))
 def test_any_bytes_yield_messages_or_chunk_error(
     code: int, head: bytes, data: bytes, plain: int
 ) -> None:
@@ -357,7 +358,7 @@ def test_any_bytes_yield_messages_or_chunk_error(
 
 
 @given(code=st.sampled_from([GZIP, SNAPPY, LZ4, ZSTD]), cut=st.integers(0, 400))
-@settings(max_examples=200)
+@settings(max_examples=sized(50, 200))
 def test_truncated_data_is_refused(code: int, cut: int) -> None:
     data = b''.join(message(zlib.compress(bytes([i])) * 3) for i in range(10))
     stored = COMPRESS[code](data)

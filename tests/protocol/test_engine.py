@@ -19,6 +19,7 @@ from rbfly.protocol._engine import Engine
 from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import ChunkError, FrameError
+from tests.sizes import sized
 from tests.stream_wire import (
     chunk,
     confirm,
@@ -571,7 +572,7 @@ def test_buffer_is_never_empty_and_never_moves() -> None:
     key=st.sampled_from([3, 4, 8, 0x10]),
     version=st.integers(0, 3),
 )
-@settings(max_examples=300)
+@settings(max_examples=sized(75, 300))
 def test_any_bytes_yield_frames_or_one_error(parts: list[bytes], key: int, version: int) -> None:
     engine = Recorder()
     engine.publisher(0, 3)

@@ -237,27 +237,6 @@ def test_intact_copy_of_a_damaged_chunk_is_read() -> None:
     assert offsets(cursor) == [10, 11, 12]
 
 
-def test_probed_chunk_is_not_read() -> None:
-    """Neither are later chunks, since the caller resubscribes elsewhere."""
-
-    class Probe(Cursor):
-        probed = 0
-
-        def on_probed(self) -> None:
-            self.probed += 1
-
-    cursor = Probe()
-    found = []
-    cursor.resume(probe=lambda chunk: found.append(chunk.offset))
-    cursor.push(piece(10, 3, crc=0))
-    cursor.push(piece(13, 3))
-    assert drain(cursor) == []
-    assert (cursor.probed, found) == (1, [10])
-    assert cursor.position is None
-    cursor.push(piece(7, 3))
-    assert offsets(cursor) == [7, 8, 9]
-
-
 def test_start_over_accepts_any_stream() -> None:
     cursor = reader()
     cursor.start_over()

@@ -21,6 +21,7 @@ from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams._publish._confirm import ConfirmGroup
 from rbfly.streams.error import PublisherError
+from tests.sizes import sized
 from tests.stream_wire import confirm, feed, publish, read_publish, refuse, split_frames
 
 UNLIMITED = 0
@@ -1143,10 +1144,10 @@ class UnsealedModel(Model):
     sealed = False
 
 
-TestModel = pytest.mark.long(Model.TestCase)
-TestModel.settings = settings(max_examples=150, stateful_step_count=60)
-TestUnsealedModel = pytest.mark.long(UnsealedModel.TestCase)
-TestUnsealedModel.settings = settings(max_examples=150, stateful_step_count=60)
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=sized(40, 150), stateful_step_count=60)
+TestUnsealedModel = UnsealedModel.TestCase
+TestUnsealedModel.settings = settings(max_examples=sized(40, 150), stateful_step_count=60)
 
 
 @pytest.mark.parametrize('walk', range(4))

@@ -31,6 +31,7 @@ from tests.protocol.test_publish_window import (
     settle,
     take_all,
 )
+from tests.sizes import sized
 
 
 def make(
@@ -594,10 +595,10 @@ class CompressedModel(Model):
     compression = 'lz4'
 
 
-CHECKS = settings(max_examples=150, stateful_step_count=60)
-TestModel = pytest.mark.long(Model.TestCase)
+CHECKS = settings(max_examples=sized(40, 150), stateful_step_count=60)
+TestModel = Model.TestCase
 TestModel.settings = CHECKS
-TestCompressedModel = pytest.mark.long(CompressedModel.TestCase)
+TestCompressedModel = CompressedModel.TestCase
 TestCompressedModel.settings = CHECKS
 
 

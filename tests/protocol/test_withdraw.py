@@ -17,6 +17,7 @@ from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams._publish._confirm import ConfirmGroup
 from tests.protocol.test_publish_window import Feed, explicit, make, settle, take_all, taken
+from tests.sizes import sized
 from tests.stream_wire import publish, read_publish
 
 LAST = 2**64 - 1
@@ -566,9 +567,9 @@ class Withdrawing(RuleBasedStateMachine):
         self.counts()
 
 
-TestWithdrawing = pytest.mark.long(Withdrawing.TestCase)
+TestWithdrawing = Withdrawing.TestCase
 TestWithdrawing.settings = settings(
-    max_examples=60, stateful_step_count=40, phases=[Phase.generate]
+    max_examples=sized(20, 60), stateful_step_count=40, phases=[Phase.generate]
 )
 
 

@@ -202,7 +202,7 @@ async def test_part_of_a_subscription_that_fails_to_close(memory: StreamBroker, 
         async def fail(*_: object, **__: object) -> None:
             raise RuntimeError('failed')
 
-        session_of(messages).sessions[rbs.get_message_ctx().stream]._tracker.close = fail
+        session_of(messages).sessions[rbs.get_message_ctx().stream].offsets.close = fail
         if how == 'stop':
             messages.stop()
         with pytest.raises(RuntimeError, match='failed'):

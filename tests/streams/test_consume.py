@@ -25,7 +25,7 @@ import rbfly.streams as rbs
 from brokers import BrokerError, RabbitMQ
 from brokers.state import free_ports
 from perf import wire as raw
-from perf.proofs.foreign import write_mqtt
+from proofs.foreign import write_mqtt
 from rbfly.amqp import AMQPHeader, AMQPProperties, encode_amqp_bytes
 from rbfly.protocol import commands
 from rbfly.streams import MessageCtx

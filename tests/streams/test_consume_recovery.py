@@ -20,6 +20,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
+from tests.sizes import sized
 from tests.streams.test_publish_recovery import default, once
 
 HANG = 20.0  # seconds; only a safeguard
@@ -204,7 +205,7 @@ async def test_memory_does_not_grow_over_many_connects_and_requests() -> None:
                 first.frames.clear()
                 first.reads.clear()
 
-        for work, n in ((connect, 1000), (ask, 10_000)):
+        for work, n in ((connect, sized(300, 1000)), (ask, sized(3_000, 10_000))):
             await work(n // 10)
             tracemalloc.start()
             try:

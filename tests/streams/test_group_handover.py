@@ -414,7 +414,7 @@ async def test_commit_of_an_earlier_activity(
     async with client.subscribe('orders', **options) as messages:
         assert await take(messages, 5) == [*range(5)]
         await messages.commit(0)
-        lock = session_of(messages).commits._lock
+        lock = session_of(messages).offsets._lock
         assert lock is not None
         async with lock:
             committing = asyncio.ensure_future(messages.commit())
@@ -422,7 +422,7 @@ async def test_commit_of_an_earlier_activity(
             member_of(messages)._on_update(100, False)
             member_of(messages)._on_update(101, True)
             member_of(messages)._leave_by = asyncio.get_running_loop().time()
-            await until(lambda: member_of(messages).term == 2, 'it is active again')
+            await until(lambda: session_of(messages).offsets.term == 2, 'it is active again')
             await client.write_offset('orders', GROUP, 7, wait=True)
         with pytest.raises(rbs.OffsetNotStored, match='no longer active'):
             await committing
@@ -534,7 +534,7 @@ async def test_bug_while_handing_over_reaches_the_program(
     async with client.subscribe('orders', **OPTIONS) as messages:
         assert await take(messages, 10) == [*range(10)]
         member = member_of(messages)
-        monkeypatch.setattr(member._tracker, 'verify', fail)
+        monkeypatch.setattr(member._offsets, 'verify', fail)
         waiting = asyncio.ensure_future(anext(messages))
         await asyncio.sleep(0)
         member._on_update(100, False)

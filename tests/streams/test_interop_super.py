@@ -11,7 +11,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
-from perf import programs, spread, wire
+from perf import programs, super_stream_wire, wire
 
 COUNT = 5_000
 PARTITIONS = 8
@@ -28,17 +28,17 @@ def body(number: int) -> bytes:
 
 EXPECTED: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
 for data in map(body, range(COUNT)):
-    EXPECTED[spread.partition_of(data, PARTITIONS)].append(data)
+    EXPECTED[super_stream_wire.partition_of(data, PARTITIONS)].append(data)
 
 
 @pytest_asyncio.fixture
 async def super_stream(broker: RabbitMQ, stream_name: str) -> AsyncIterator[list[str]]:
     """The partitions of a super stream."""
     connection = await asyncio.to_thread(wire.Connection, broker.uri)
-    partitions = spread.partitions_of(stream_name, PARTITIONS)
-    await asyncio.to_thread(spread.create, connection, stream_name, partitions)
+    partitions = super_stream_wire.partitions_of(stream_name, PARTITIONS)
+    await asyncio.to_thread(super_stream_wire.create, connection, stream_name, partitions)
     yield partitions
-    await asyncio.to_thread(spread.delete, connection, stream_name)
+    await asyncio.to_thread(super_stream_wire.delete, connection, stream_name)
     await asyncio.to_thread(connection.close)
 
 

@@ -15,7 +15,7 @@ from rbfly.amqp import encode_amqp_bytes
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import CLOSING, FakeBroker, Step
-from tests.inside import core_of, session_of
+from tests.inside import session_of
 from tests.supers import subscribe_to
 
 
@@ -160,8 +160,7 @@ async def test_deleted_stream_says_what_became_of_the_message(count: int, text: 
     ):
         tasks = [asyncio.create_task(publisher.send(i)) for i in range(count)]
         await until(lambda: bool(received), 'all messages are sent, in one frame')
-        core_of(publisher).fail(error := rbs.StreamDoesNotExist('orders'))
-        session_of(publisher)._give_up(error)
+        session_of(publisher).on_failed(rbs.StreamDoesNotExist('orders'))
         for task in tasks:
             with pytest.raises(rbs.StreamDoesNotExist, match=f'; {text} may still be stored$'):
                 await task

@@ -17,10 +17,13 @@ from rbfly.streams._publish.confirmation import Confirmation
 from rbfly.streams.error import EventLoopError
 from rbfly.streams.events import Events
 from rbfly.testing import StreamBroker
-from tests.inside import cluster_of, core_of, cursor_of, session_of, window_of
+from tests.inside import cluster_of, cursor_of, session_of, window_of
 
 HANG = 20.0  # seconds; only a safeguard
-NEW_LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+NEW_LOOPS = [
+    pytest.param(asyncio.new_event_loop, marks=pytest.mark.nightly),
+    uvloop.new_event_loop,
+]
 
 PUBLISHERS: list[Any] = [
     rbs.Publisher,
@@ -291,14 +294,14 @@ def state(client: rbs.StreamsClient, owned: Any) -> object:
     """Return everything that a call could have changed."""
     found: list[object] = [client._users, {*client._names}, cluster_of(client).generation]
     if isinstance(owned, rbs.Publisher):
-        found += [owned.message_id, window_of(owned).unsettled, core_of(owned).closed]
+        found += [owned.message_id, window_of(owned).unsettled, session_of(owned).state]
     if isinstance(owned, rbs.SuperStreamPublisher):
         found += [owned.message_id, owned.unconfirmed, owned.capacity]
     if isinstance(owned, rbs.Subscription):
         cursor = cursor_of(owned)
         found += [cursor.position, cursor.unfinished, session_of(owned).closed]
     if isinstance(owned, rbs.SuperStreamSubscription):
-        found += [owned.position, session_of(owned)._closing]
+        found += [owned.position, session_of(owned).closed]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Waiting for messages of several sources; dropping chunks in the queue."""
+"""Waiting for messages of a source; dropping chunks in the queue."""
 
 import asyncio
 from typing import Any
@@ -31,7 +31,7 @@ class Source:
         self.waits = 0
         self.error: Exception | None = None
         self.end = 0
-        waiter.add(self)
+        waiter.attach(self)
 
     def put(self, *messages: bytes) -> None:
         self.cursor.queue.push(Chunk.parse(plain_chunk(list(messages), self.end)))
@@ -47,7 +47,7 @@ class Source:
             raise self.error
 
     async def finish(self) -> None:
-        self.waiter.remove(self)
+        self.waiter.detach()
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         """A source has no credit."""
@@ -55,74 +55,52 @@ class Source:
     def parts(self) -> list[Any]:
         return [self]
 
-    on_yield = on_progress = on_replaced = on_probed = on_end = lambda self: None
+    on_yield = on_progress = on_replaced = on_end = lambda self: None
 
 
 class Reader(SubscriptionBase):
-    """Reads two sources as one."""
+    """Reads a source."""
 
     def __init__(self, timeout: float | None = None) -> None:
         self.waiter_ = MessageWaiter(lambda: None, timeout)
-        self.first = Source(self.waiter_)
-        self.second = Source(self.waiter_)
-        super().__init__(self.first.cursor, self.waiter_)
+        self.source = Source(self.waiter_)
+        super().__init__(self.source.cursor, self.waiter_)
 
 
 async def waiting(reader: Reader, work: 'asyncio.Task[Any]') -> None:
     await until(lambda: reader.waiter_.is_waiting() or work.done(), 'the task waits')
 
 
-async def test_messages_of_each_source_wake_the_task() -> None:
+async def test_each_message_wakes_the_task() -> None:
     reader = Reader()
-    for source, body in ((reader.first, b'a'), (reader.second, b'b'), (reader.first, b'c')):
+    for body in (b'a', b'b', b'c'):
         task = asyncio.ensure_future(anext(reader))
         await waiting(reader, task)
-        source.put(body)
+        reader.source.put(body)
         assert await task == body
-    assert (reader.first.waits, reader.second.waits) == (3, 3)
+    assert reader.source.waits == 3
 
 
-async def test_messages_of_every_source_are_read() -> None:
+async def test_iteration_ends_without_a_source() -> None:
     reader = Reader()
-    for i in range(100):
-        reader.first.put(b'%d' % i)
-        reader.second.put(b'-%d' % i)
-    found: list[Any] = [await anext(reader) for _ in range(200)]
-    assert [body for body in found if body[:1] != b'-'] == [b'%d' % i for i in range(100)]
-    assert [body for body in found if body[:1] == b'-'] == [b'-%d' % i for i in range(100)]
-
-
-async def test_context_is_that_of_the_last_message_of_any_source() -> None:
-    reader = Reader()
-    reader.first.end = 7
-    reader.first.put(b'a')
-    reader.second.put(b'b')
-    for body, offset in ((b'a', 7), (b'b', 0)):
-        assert await anext(reader) == body
-        context = rbs.get_message_ctx()
-        assert (context.body, context.stream_offset) == (body, offset)
-
-
-async def test_iteration_ends_with_the_last_source() -> None:
-    reader = Reader()
-    reader.second.put(b'b')
-    reader.waiter_.remove(reader.first)
-    assert await anext(reader) == b'b'
+    reader.source.put(b'a')
+    assert await anext(reader) == b'a'
     task = asyncio.ensure_future(anext(reader))
     await waiting(reader, task)
-    reader.waiter_.remove(reader.second)
+    reader.waiter_.detach()
     reader.waiter_.wake()
     with pytest.raises(StopAsyncIteration):
         await task
 
 
-async def test_error_of_one_source_is_raised_and_the_others_continue() -> None:
+async def test_iteration_continues_after_an_error() -> None:
     reader = Reader()
-    reader.first.error = StreamDoesNotExist('test')
+    reader.source.error = StreamDoesNotExist('test')
     with pytest.raises(StreamDoesNotExist):
         await anext(reader)
-    reader.second.put(b'b')
-    assert await anext(reader) == b'b'
+    reader.source.error = None
+    reader.source.put(b'a')
+    assert await anext(reader) == b'a'
 
 
 async def test_timeout_and_two_tasks() -> None:
@@ -134,7 +112,7 @@ async def test_timeout_and_two_tasks() -> None:
     await waiting(reader, task)
     with pytest.raises(SubscriptionError, match='another task'):
         await anext(reader)
-    reader.second.put(b'b')
+    reader.source.put(b'b')
     assert await task == b'b'
 
 

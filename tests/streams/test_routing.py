@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from perf.spread import hashed
+from perf.super_stream_wire import hashed
 from rbfly.streams._super_stream._routing import hash32
 
 THREE = ('p-0', 'p-1', 'p-2')

@@ -145,7 +145,7 @@ async def test_request_handler(client: rbs.StreamsClient, stream: str, proxy: Pr
     assert found <= by_status[201] | by_status[504]
 
 
-@pytest.mark.parametrize('count', [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize('count', [20_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
 async def test_loader(
     count: int,
     client: rbs.StreamsClient,
@@ -266,7 +266,7 @@ class Archivers:
         self.db.close()
 
 
-@pytest.mark.parametrize('steps', [10, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize('steps', [6, pytest.param(40, marks=pytest.mark.nightly)])
 async def test_archiver(
     steps: int,
     client: rbs.StreamsClient,

@@ -9,7 +9,9 @@ from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._scalars cimport encode_symbol, encode_text, encode_unsigned
-from rbfly.amqp._types cimport DECIMALS, Symbol, is_datetime, is_uuid, new_symbol, plain_bytes, plain_text
+from rbfly.amqp._types cimport (
+    DECIMALS, Symbol, is_datetime, is_uuid, new_symbol, plain_bytes, plain_text,
+)
 
 from rbfly.amqp._types import Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError

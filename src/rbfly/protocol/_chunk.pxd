@@ -67,6 +67,6 @@ cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
 cdef class ChunkQueue:
     cdef readonly object chunks     # deque
     cdef object wake
-    cdef public Py_ssize_t limit
+    cdef Py_ssize_t limit
 
     cpdef int push(self, Chunk chunk) except -1

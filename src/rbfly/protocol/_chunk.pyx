@@ -254,14 +254,14 @@ cdef class ChunkQueue:
     """Chunks that the engine has received for one subscription.
 
     :param wake: called without arguments when a chunk enters the empty queue.
+    :param limit: maximum number of chunks; with more, the broker ignores the credit.
     :ivar chunks: chunks not yet read (deque).
-    :ivar limit: maximum number of chunks; with more, the broker ignores the credit (int).
     """
 
-    def __init__(self, wake=None):
+    def __init__(self, wake=None, Py_ssize_t limit=PY_SSIZE_T_MAX):
         self.chunks = deque()
         self.wake = wake
-        self.limit = PY_SSIZE_T_MAX
+        self.limit = limit
 
     cpdef int push(self, Chunk chunk) except -1:
         """Add a chunk.

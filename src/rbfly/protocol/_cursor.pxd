@@ -31,16 +31,14 @@ cdef class LastMessage:
 cdef class MessageCursor:
     cdef readonly ChunkQueue queue
     cdef readonly Decoder decoder
-    cdef readonly str stream
-    cdef public str super_stream
+    cdef readonly str stream, super_stream
     cdef readonly LastMessage last
     cdef readonly LastChunk last_chunk
     cdef readonly uint64_t skip_before
     cdef readonly int64_t skip_through_chunk
     cdef readonly Turn turn
     cdef object session             # None once closed
-    cdef public object until
-    cdef object probe               # called with the first chunk, which is not read
+    cdef object until
     cdef Chunk chunk                # that is being read
     cdef object filter
     cdef bint prefetches            # a message is decoded before it is known whether to return it
@@ -58,7 +56,7 @@ cdef class MessageCursor:
     cdef uint64_t counted           # number of those that are finished
     cdef int chunks_since_yield
     cdef unsigned int counted_in    # the turn in which they were counted
-    cdef bint is_ready              # waits for its turn, see Turns
+    cdef bint is_ready              # waits for its turn, see RoundRobin
     cdef int yield_after
 
     cdef int _notify(self) except -1
@@ -76,7 +74,7 @@ cdef class MessageCursor:
     cdef object _take_body(self)
     cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n)
     cdef object _next(self, int kind, Py_ssize_t limit)
-    cdef Message _wanted(self)
+    cdef Message _next_selected(self)
     cdef MessageBatch _batch(self, Py_ssize_t limit)
     cdef int _fill_filtered(self, MessageBatch batch, Py_ssize_t limit) except -1
 

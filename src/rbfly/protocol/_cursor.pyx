@@ -59,30 +59,33 @@ cdef class MessageCursor:
     :param session: has `on_chunk_consumed`, called after the last message of a chunk;
         `on_progress`, called when messages up to the offset passed to `notify_at` are finished;
         `on_replaced`, called when a chunk belongs to a new stream of the same name, which raises
-        the error; `on_probed`, called when `probe` has received its chunk, to subscribe again; and
-        `on_end`, called when a chunk is not delivered because it follows `until`.
+        the error; and `on_end`, called when a chunk is not delivered because it follows `until`.
     :param decoder: decodes the messages.
     :param filter: selects the messages to return; None for all.
     :param wake: called when a chunk enters the empty queue.
     :param turn: limits how long other tasks wait; None for no limit.
     :param yield_after: number of chunks to finish in one turn; their credit is returned after it.
     :param stream: name of the stream; None if it is of no interest.
-    :ivar super_stream: name of the super stream that the stream is a partition of; None for none.
+    :param super_stream: name of the super stream that the stream is a partition of; None for none.
+    :param until: where the subscription ends (:class:`rbfly.protocol.end.End`); None for nowhere.
+    :param queue_limit: maximum number of chunks in the queue.
     :ivar last: the message that was returned last (LastMessage).
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: offset below which messages are dropped (int).
     :ivar skip_through_chunk: id up to which chunks are dropped (int); -1 for none.
-    :ivar until: where the subscription ends (:class:`rbfly.protocol.end.End`); None for nowhere.
     """
 
     def __init__(
         self, session, Decoder decoder not None, filter=None, wake=None, Turn turn=None,
-        int yield_after=NO_LIMIT, str stream=None,
+        int yield_after=NO_LIMIT, str stream=None, str super_stream=None, until=None,
+        int queue_limit=NO_LIMIT,
     ):
         self.session = session
         self.decoder = decoder
-        self.queue = ChunkQueue(wake)
+        self.queue = ChunkQueue(wake, queue_limit)
         self.stream = stream
+        self.super_stream = super_stream
+        self.until = until
         self.last = LastMessage(self)
         self.last_chunk = LastChunk()
         self.skip_through_chunk = -1
@@ -93,18 +96,16 @@ cdef class MessageCursor:
         self.turn = Turn(INFINITY) if turn is None else turn
         self.yield_after = yield_after
 
-    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1, probe=None):
+    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
         """Drop all chunks, and continue with those that the broker sends for a new subscription.
 
         :param skip_before: drop messages with an offset below this one.
         :param skip_through_chunk: drop chunks up to the one with this id; -1 for none.
-        :param probe: called with the first chunk; neither it nor later chunks are read.
         """
         self._drop_chunks(self.position)
         self.suspended = False
         self.skip_before = skip_before
         self.skip_through_chunk = skip_through_chunk
-        self.probe = probe
 
     def drop(self):
         """Drop all messages that were not returned; return the number of dropped chunks (int).
@@ -156,10 +157,6 @@ cdef class MessageCursor:
         """True if other tasks should run before the next message."""
         return not self._may_advance() or self.turn._is_over()
 
-    def on_yield(self):
-        """Called after other tasks have run."""
-        self.turn.begin()
-
     @property
     def has_messages(self):
         """True if messages have arrived that were not returned."""
@@ -182,7 +179,7 @@ cdef class MessageCursor:
     def delivered(self):
         """Offset after the last message that was returned; None before the first.
 
-        Messages that were dropped behind it count as returned; one that is ready does not.
+        Dropped messages after it count as returned; a message that is ready does not.
         """
         held = self.held
         if not self.has_delivered:
@@ -249,12 +246,6 @@ cdef class MessageCursor:
                 self._drop_chunks(None)
                 return False
             chunk = self.queue.chunks.popleft()
-            if self.probe is not None:
-                probe = self.probe
-                self.resume()
-                probe(chunk)
-                self.session.on_probed()
-                return False
             if self.last_chunk._has_read(chunk):
                 self._leave(chunk, False)
                 continue
@@ -380,14 +371,14 @@ cdef class MessageCursor:
         cdef Chunk chunk = self.chunk
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
-        cdef PyObject *found
+        cdef PyObject *body
         chunk._next_message(&p, &n)
         owner = chunk.source    # noting the message may run code that reads on
         self._note(chunk, p, n)
-        found = self.decoder._body(p, n, <PyObject *> owner)
-        if found is NULL:
+        body = self.decoder._body(p, n, <PyObject *> owner)
+        if body is NULL:
             return self._undecodable_body(chunk, p, n)
-        return rbfly_steal(found)
+        return rbfly_steal(body)
 
     cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n):
         cdef uint64_t offset = chunk.next_offset - 1
@@ -402,12 +393,12 @@ cdef class MessageCursor:
     cdef object _next(self, int kind, Py_ssize_t limit):
         """The next context or batch; None if none has arrived or the turn is over."""
         while self._open():
-            found = self._batch(limit) if kind == BATCH else self._wanted()
-            if found is not None or self.turn._is_over():
-                return found
+            held = self._batch(limit) if kind == BATCH else self._next_selected()
+            if held is not None or self.turn._is_over():
+                return held
         return None
 
-    cdef Message _wanted(self):
+    cdef Message _next_selected(self):
         """The next selected message of the current chunk; None if it or the turn ends before."""
         cdef Chunk chunk = self.chunk
         cdef Decoder decoder = self.decoder
@@ -494,7 +485,7 @@ cdef class MessageCursor:
         cdef Message ctx
         cdef Chunk chunk = self.chunk
         while batch.has_capacity(chunk, limit):
-            ctx = self._wanted()
+            ctx = self._next_selected()
             if ctx is None:
                 break
             batch.filtered.append(ctx)

@@ -199,38 +199,6 @@ cdef class FrameBuilder:
             raise
         return False
 
-    def check_ids(self, object messages, Py_ssize_t start, Py_ssize_t stop, object before=None):
-        """Check that the explicit publishing ids in messages[start:stop] ascend.
-
-        Returns the highest id so far (int), which is `before` of the next call.
-
-        :raises ArgumentError: an id is not above the id before it; `index` says of which message.
-        """
-        cdef bint has_last = self.has_last or before is not None
-        cdef uint64_t id, last = self.last_id if before is None else before
-        cdef Py_ssize_t i
-        # Messages of a sub-entry share an id; how many will fit into it is unknown.
-        cdef bint shared = self.sub_entry is not None and (
-            before is not None or self.sub_entry.count > 0
-        )
-        for i in range(start, min(stop, <Py_ssize_t> len(messages))):
-            message = messages[i]
-            if type(message) is Message and (<Message> message).is_set_stream_publish_id:
-                id = (<Message> message)._publish_id
-                if has_last and id <= last:
-                    error = ArgumentError(
-                        f'message {i} of send_many: publishing id {id} is not above {last}'
-                    )
-                    error.index = i
-                    raise error
-                last = id
-                shared = False
-            elif not shared:
-                last = max(self.next_id, last + has_last)
-                shared = self.sub_entry is not None
-            has_last = True
-        return last if has_last else None
-
     @cython.final
     cdef inline int _enter(self) except -1:
         # Encoders, filters, compressors (which release the GIL) and the garbage collector may run
@@ -421,9 +389,7 @@ cdef class FrameBuilder:
         return 0
 
     cdef int _check_explicit(self, uint64_t id) except -1:
-        if self.has_last and id <= self.last_id:
-            raise ArgumentError(f'publishing id {id} is not above the ids sent before')
-        return 0
+        raise NotImplementedError
 
     cdef object _filter_value(self, object message):
         cdef object value

@@ -2,11 +2,20 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from rbfly.protocol._frames cimport Entry, Frame
-from rbfly.protocol._queue cimport FrameQueue
+from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder
+from rbfly.protocol._pending cimport PendingConfirms
 
 
-cdef class PublishWindow(FrameQueue):
+cdef class PublishWindow(FrameBuilder):
+    cdef readonly Py_ssize_t in_flight
+    cdef readonly Py_ssize_t given_up
+    cdef public bint named
+    cdef Py_ssize_t withdrawn       # settled entries that are still in queued frames
+    cdef uint64_t next_frame        # number of the next frame to send
+    cdef uint64_t sent              # positions: [head, sent) in flight, [sent, tail) queued
+    cdef uint64_t cursor            # position of the entry whose confirm is expected next
+    cdef bint any_written
+    cdef uint64_t written           # highest id that was ever sent, if any_written
     cdef readonly Py_ssize_t resent
     cdef readonly bint needs_redeclare
     cdef bint any_replayed
@@ -14,6 +23,17 @@ cdef class PublishWindow(FrameQueue):
     cdef object on_settled
     cdef list too_large             # waiters settled by a replay that has not returned them
 
+    cdef bint _last_is_withdrawn(self) noexcept
+    cdef bint _was_written(self, uint64_t id) noexcept
+    cdef Frame _frame_of(self, Entry *entry)
+    cdef uint64_t _search(self, uint64_t id, uint64_t end) noexcept
+    cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept
+    cdef int _retire(self, Entry *entry, uint64_t position, Py_ssize_t count) except -1
+    cdef bint _withdraw(self, uint64_t id, PendingConfirms waiter) except -1
+    cdef bint _join(self, object message, uint64_t id, PendingConfirms waiter) except -1
+    cdef int _drop_given_up(self) except -1
+    cdef int _roll_back(self) noexcept
+    cdef int _repack(self, uint64_t first) except -1
     cpdef bytes take(self)
     cdef list _unsettled(self)
     cdef int _refuse_too_large(self) except -1

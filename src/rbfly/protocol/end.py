@@ -17,9 +17,9 @@ class End:
     """Where a subscription ends: before an offset, or after a chunk, perhaps before a time.
 
     :param until: `'now'` for the end of the stream, an offset, or a time.
-    :ivar is_now: it ends after the last chunk that the leader has committed when it opens, at the
-        latest; the caller sets `last` to the id of that chunk.
-    :ivar last: an offset such that no message after its chunk is delivered; None until it is set.
+    :ivar is_now: it ends no later than the last chunk that the leader has committed when it opens;
+        the caller sets `last` to the id of that chunk.
+    :ivar last: an offset whose chunk is the last to deliver; None until it is set.
     """
 
     def __init__(self, until: Literal['now'] | Offset) -> None:

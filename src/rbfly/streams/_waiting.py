@@ -62,6 +62,12 @@ async def in_time(future: Any, until: float | None) -> bool:
     return not expired
 
 
+def cancel(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task, unless there is none, or its event loop is closed."""
+    if task is not None and not task.get_loop().is_closed():
+        task.cancel()
+
+
 class WaitingTasks:
     """Tasks that wait until they are woken together."""
 

@@ -399,9 +399,8 @@ class StreamsClient(ClientBase):
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        plan = options.plan(
-            self._cluster,
-            self._members,
+        self._cluster.check_loop()
+        settings = options.ReadSettings(
             stream,
             False,
             offset,
@@ -415,5 +414,4 @@ class StreamsClient(ClientBase):
             until,
             group,
         )
-        session = plan.new_session(plan.waiter, stream, plan.offset)
-        return subscription.Subscription(session, plan.waiter, plan.offset)
+        return subscription.subscribe(self._cluster, self._members, stream, settings)

@@ -20,12 +20,12 @@ async def query_partitions(cluster: Cluster, stream: str) -> tuple[str, ...]:
 
     :raises StreamDoesNotExist: there is no super stream of that name, or it has no partitions.
     """
-    found = await _query(cluster, stream, commands.Partitions(stream))
-    if not found:
+    partitions = await _query(cluster, stream, commands.Partitions(stream))
+    if not partitions:
         error = StreamDoesNotExist(stream)
         error.args = (f'super stream {stream!r} has no partitions',)
         raise error
-    return found
+    return partitions
 
 
 async def query_route(cluster: Cluster, stream: str, key: str) -> tuple[str, ...]:
@@ -49,9 +49,9 @@ async def _query(
 
 async def _reason(locator: Connection, stream: str) -> str:
     """Return the text of the error for a super stream that does not exist."""
-    found = (await locator.request(commands.Metadata((stream,)))).get(stream)
+    node = (await locator.request(commands.Metadata((stream,)))).get(stream)
     code = ResponseCode.STREAM_DOES_NOT_EXIST
-    if found is not None and found.code != code:
+    if node is not None and node.code != code:
         text = 'is a stream, not a super stream: use client.publisher and client.subscribe'
         return f'{stream!r} {text}'
     return f'super stream {stream!r} does not exist (code 0x{code:02x})'

@@ -119,9 +119,9 @@ class ManagementMethods:
         """
         check_stream(stream)
         locator = await self._cluster.locator()
-        found = await locator.request(commands.Metadata((stream,)))
+        metadata = await locator.request(commands.Metadata((stream,)))
         try:
-            existing(found.get(stream), stream)
+            existing(metadata.get(stream), stream)
         except StreamDoesNotExist:
             return False
         return True
@@ -137,11 +137,11 @@ class ManagementMethods:
         check_stream(stream)
         locator = await self._cluster.locator()
         try:
-            found = await locator.request(commands.StreamStats(stream))
+            stats = await locator.request(commands.StreamStats(stream))
         except StreamDoesNotExist:
             raise await missing(locator, stream) from None
         keys = 'first_chunk_id', 'last_chunk_id', 'committed_chunk_id', 'committed_offset'
-        positions = [found.get(key, -1) for key in keys]
+        positions = [stats.get(key, -1) for key in keys]
         return StreamStats(*[None if value < 0 else value for value in positions])
 
 

@@ -14,7 +14,7 @@ class _Waiter(Protocol):
     def wait(self, kind: int, limit: int, subscription: Any, /) -> Coroutine[Any, Any, Any]: ...
 
 @final
-class Turns:
+class RoundRobin:
     current: Final[MessageCursor]
     ready: Final[deque[MessageCursor]]
     dry: Final[set[MessageCursor]]
@@ -25,7 +25,7 @@ class Turns:
 
 class SubscriptionBase(Generic[_T_co]):
     def __init__(
-        self, cursor: MessageCursor, waiter: _Waiter, turns: Turns | None = None
+        self, cursor: MessageCursor, waiter: _Waiter, turns: RoundRobin | None = None
     ) -> None: ...
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Coroutine[Any, Any, _T_co]: ...

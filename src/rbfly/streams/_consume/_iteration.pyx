@@ -104,7 +104,7 @@ cdef class TaskMessage(LastMessage):
 
 
 @cython.final
-cdef class Turns:
+cdef class RoundRobin:
     """Cursors that are read in turn: each of them for one chunk, or for one batch of several.
 
     :param current: a cursor that never has messages.
@@ -203,7 +203,7 @@ cdef class SubscriptionBase:
     """
 
     cdef MessageCursor cursor
-    cdef Turns turns                # None for one stream
+    cdef RoundRobin turns                # None for one stream
     cdef object waiter
     cdef rbfly_step checked         # in which the event loop was checked last
     cdef rbfly_step noted           # in which the task was noted last
@@ -213,7 +213,7 @@ cdef class SubscriptionBase:
     def __cinit__(self):
         self.cursor = NO_MESSAGES
 
-    def __init__(self, MessageCursor cursor not None, waiter, Turns turns=None):
+    def __init__(self, MessageCursor cursor not None, waiter, RoundRobin turns=None):
         self.cursor = cursor
         self.turns = turns
         self.waiter = waiter

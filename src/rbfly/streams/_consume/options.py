@@ -2,100 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSet
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ...checks import check_integer, check_stream, check_timeout, check_type
 from ...error import ArgumentError
-from ...net.cluster import Cluster
 from ...protocol.offset import Offset, OffsetSource, OffsetType
 from ...record import replace
 from .._arguments import check_choice, check_filter, check_member_start, check_starts
 from .._group.handover import Group
-from .._offsets.queries import GroupMember
 from .._offsets.tracking import OffsetTracking
 from ..types import Commit, MessageFilter, OnDecodeError, OnGap
-from .session import ReadSettings, SubscriptionSession
-from .waiter import MessageWaiter, Waiter
 
 Offsets = Offset | OffsetSource | Mapping[str, Offset | OffsetSource]
 
 
-class Plan(NamedTuple):
-    """What `subscribe` has checked: how to read a stream or the partitions of a super stream.
+class ReadSettings:
+    """How to read a stream, or the partitions of a super stream: the arguments of `subscribe`.
 
-    :ivar new_session: creates the session of a stream or of a partition.
+    :param is_super: `stream` is the name of a super stream.
+    :raises ValueError: an argument is out of range.
+    :raises TypeError: an argument has another type.
+    :ivar tracking: how to store offsets; None not to.
     """
 
-    offset: Any  # of a stream: Offset | OffsetSource; of a super stream: Offsets
-    tracking: OffsetTracking | None
-    has_end: bool
-    waiter: MessageWaiter
-    new_session: Callable[[Waiter, str, Offset | OffsetSource], SubscriptionSession]
-
-
-def plan(
-    cluster: Cluster,
-    members: MutableSet[GroupMember],
-    stream: str,
-    is_super: bool,
-    offset: Offsets | None,
-    filter: MessageFilter | None,
-    timeout: float | None,
-    amqp: bool,
-    on_decode_error: OnDecodeError,
-    initial_credit: int,
-    commit: Commit | OffsetTracking | None,
-    on_gap: OnGap,
-    until: Literal['now'] | Offset | datetime | None,
-    group: str | Group | None,
-) -> Plan:
-    """Check the arguments of `subscribe`.
-
-    :param members: the client's members of groups; refers to them weakly.
-    """
-    cluster.check_loop()
-    check_stream(stream)
-    if offset is None:  # a member that joins late misses nothing
-        offset = Offset.NEXT if group is None else Offset.FIRST
-    elif isinstance(offset, Mapping):
-        offset = dict(offset)
-    if group is not None and until is not None:
-        raise ArgumentError('a group has no end: use either group or until')
-    if isinstance(until, datetime):
-        until = Offset.timestamp(until)
-    check_starts(offset, until, is_super)
-    check_type('filter', filter, MessageFilter, None)
-    check_timeout('timeout', timeout)
-    check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
-    check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
-    check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
-    if filter is not None:
-        check_filter(filter)
-    tracking, membership = check_group(group, offset, commit)
-    settings = ReadSettings(
-        filter,
-        amqp,
-        on_decode_error,
-        initial_credit,
-        tracking,
-        on_gap,
-        until,
-        membership,
-        stream if is_super else None,
-    )
-    waiter = MessageWaiter(cluster.check_loop, timeout or None)
-
-    def new_session(
-        waiter: Waiter, stream: str, offset: Offset | OffsetSource
-    ) -> SubscriptionSession:
-        session = SubscriptionSession(cluster, waiter, stream, offset, settings)
-        if membership is not None:
-            members.add(session)
-        return session
-
-    return Plan(offset, tracking, until is not None, waiter, new_session)
+    def __init__(
+        self,
+        stream: str,
+        is_super: bool,
+        offset: Offsets | None,
+        filter: MessageFilter | None,
+        timeout: float | None,
+        amqp: bool,
+        on_decode_error: OnDecodeError,
+        initial_credit: int,
+        commit: Commit | OffsetTracking | None,
+        on_gap: OnGap,
+        until: Literal['now'] | Offset | datetime | None,
+        group: str | Group | None,
+    ) -> None:
+        check_stream(stream)
+        if offset is None:  # a member that joins late misses nothing
+            offset = Offset.NEXT if group is None else Offset.FIRST
+        elif isinstance(offset, Mapping):
+            offset = dict(offset)
+        if group is not None and until is not None:
+            raise ArgumentError('a group has no end: use either group or until')
+        if isinstance(until, datetime):
+            until = Offset.timestamp(until)
+        check_starts(offset, until, is_super)
+        check_type('filter', filter, MessageFilter, None)
+        check_timeout('timeout', timeout)
+        check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
+        check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
+        check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
+        if filter is not None:
+            check_filter(filter)
+        self.super_stream = stream if is_super else None
+        self.offset: Any = offset  # of a stream: Offset | OffsetSource; of a super stream: Offsets
+        self.filter = filter
+        self.timeout = timeout or None
+        self.amqp = amqp
+        self.on_decode_error = on_decode_error
+        self.initial_credit = initial_credit
+        self.on_gap = on_gap
+        self.until = until
+        self.tracking, self.group = check_group(group, offset, commit)
 
 
 def check_group(

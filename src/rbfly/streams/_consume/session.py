@@ -1,11 +1,20 @@
-"""Declares a subscription, resumes it after a reconnect, and closes it."""
+"""Declares a subscription, resumes it after a reconnect, and closes it.
+
+The state of a subscription changes only in these ways (:data:`TRANSITIONS`)::
+
+    READING -> STOPPING, RELEASED, CLOSING, CLOSED
+    STOPPING -> RELEASED, CLOSING, CLOSED
+    RELEASED -> CLOSED
+    CLOSING -> CLOSED
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping, MutableSet, Sequence
+from enum import Enum
 from inspect import isawaitable
-from typing import Any, Literal
+from typing import Any
 
 from ...checks import check_type
 from ...error import (
@@ -22,7 +31,7 @@ from ...error import (
 )
 from ...net.cluster import Cluster
 from ...net.connection import Connection
-from ...net.observer import Life, Role
+from ...net.observer import Role
 from ...net.registration import Owner, Registration
 from ...net.retry import can_retry
 from ...protocol import commands
@@ -30,14 +39,13 @@ from ...protocol._chunk import Chunk
 from ...protocol._cursor import MessageCursor
 from ...protocol._decoder import Decoder
 from ...protocol._identity import LastChunk
+from ...protocol.end import End
 from ...protocol.offset import Offset, OffsetSource, OffsetType
 from ...protocol.start import Start
-from ...record import Record
 from .._arguments import check_member_start, check_until
-from .._group.handover import Group
 from .._group.member import Member
 from .._offsets.gaps import GapCheck
-from .._offsets.last_messages import chunk_ids
+from .._offsets.last_messages import chunk_ids, start_before
 from .._offsets.queries import (
     check_identity,
     counted,
@@ -45,27 +53,36 @@ from .._offsets.queries import (
     leader_ends_before,
     stored_offset,
 )
-from .._offsets.tracking import OffsetTracking, Tracker
+from .._offsets.store import OffsetStore
 from .._waiting import WaitingTasks, is_foreign
-from ..types import MessageFilter, OnDecodeError, OnGap
-from .committing import Commits
+from .options import ReadSettings
 from .until import Until
 from .waiter import Source, Waiter
 from .watchdog import DeliveryWatchdog
 
 
-class ReadSettings(Record):
-    """Settings of a subscription, named as the arguments of :meth:`StreamsClient.subscribe`."""
+class SessionState(Enum):
+    """What a subscription does."""
 
-    filter: MessageFilter | None
-    amqp: bool
-    on_decode_error: OnDecodeError
-    initial_credit: int
-    tracking: OffsetTracking | None
-    on_gap: OnGap
-    until: Literal['now'] | Offset | None
-    group: Group | None
-    super_stream: str | None
+    READING = 'reading'
+    STOPPING = 'stopping'  # the program finishes its last messages
+    RELEASED = 'released'  # the program has dropped its last reference
+    CLOSING = 'closing'
+    CLOSED = 'closed'
+
+
+TRANSITIONS: Mapping[SessionState, Sequence[SessionState]] = {
+    SessionState.READING: [
+        SessionState.STOPPING,
+        SessionState.RELEASED,
+        SessionState.CLOSING,
+        SessionState.CLOSED,
+    ],
+    SessionState.STOPPING: [SessionState.RELEASED, SessionState.CLOSING, SessionState.CLOSED],
+    SessionState.RELEASED: [SessionState.CLOSED],
+    SessionState.CLOSING: [SessionState.CLOSED],
+    SessionState.CLOSED: [],
+}
 
 
 class SubscriptionSession(Owner):
@@ -74,10 +91,11 @@ class SubscriptionSession(Owner):
     It opens the registration when a task waits and every message has been delivered.  A task that
     stops waiting neither stops the opening nor changes where the subscription resumes.
 
+    :param members: offset stores of the client's members of groups; refers to them weakly.
     :param waiter: wakes the task that waits for a message.
     :param offset: where the subscription starts, or an async function that returns it.
     :ivar cursor: returns the messages that have arrived.
-    :ivar commits: stores the offsets that the program commits.
+    :ivar offsets: stores offsets of the stream.
     """
 
     role = Role.CONSUME
@@ -87,6 +105,7 @@ class SubscriptionSession(Owner):
     def __init__(
         self,
         cluster: Cluster,
+        members: MutableSet[OffsetStore],
         waiter: Waiter,
         stream: str,
         offset: Offset | OffsetSource,
@@ -96,74 +115,71 @@ class SubscriptionSession(Owner):
         tracking, group = settings.tracking, settings.group
         decoder = Decoder(settings.amqp, settings.on_decode_error)
         self.stream = stream
-        self._released = False
+        self.state: SessionState = SessionState.READING
+        end = None if until is None else End(until)
         self.cursor: MessageCursor = MessageCursor(
             self,
             decoder,
             settings.filter,
-            waiter.wake if until is None and group is None else self._on_arrival,
+            waiter.wake if end is None and group is None else self._on_arrival,
             waiter.turn,
             credit // 2 + 1,  # the broker continues with more than half of it
             stream,
+            settings.super_stream,
+            end,
+            2 * credit,  # RabbitMQ never exceeds the credit itself
         )
-        self.cursor.queue.limit = 2 * credit  # RabbitMQ never exceeds the credit itself
         self.registration: Registration = Registration(cluster, self)
         self._cluster = cluster
         self._waiter = waiter
         self._properties = {} if settings.filter is None else settings.filter.properties()
         self._start = Start(offset)
-        self._kept: int | None = None  # offset after the last message, if the cursor forgets it
         self._former: LastChunk | None = None  # of the stream that a former session has read
-        self._gaps = GapCheck(
-            stream,
-            settings.on_gap,
-            settings.filter is not None,
-            cluster.observers,
-            cluster.settings.log_prefix,
-        )
+        self._gaps = GapCheck(cluster, stream, settings.on_gap, settings.filter is not None)
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
         self._opening = WaitingTasks()  # in `open`
-        self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
+        self._finishing = WaitingTasks()  # in `wait_asked`
         self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(
             stream, self.cursor, self.registration, waiter, in_group=group is not None
         )
         self._wanted_end = until
         self._until: Until | None = None
-        if until is not None:
-            self._until = Until(
-                until, cluster, self.registration, self._start, self.cursor, waiter.end
-            )
-        self._tracker: Tracker | None = None
-        if tracking is not None and not tracking.manual:
-            self._tracker = Tracker(tracking, stream, self.cursor, self.write)
+        if end is not None:
+            self._until = Until(end, self.registration, self.cursor, waiter.end)
+        self.offsets: OffsetStore = OffsetStore(
+            self.registration, self.cursor, stream, tracking, None if group is None else group.name
+        )
         self._member: Member | None = None
         if group is not None:
+            members.add(self.offsets)
             self._member = Member(
-                group, settings.super_stream, cluster, self, offset, self._gaps, self._tracker
+                group, settings.super_stream, self, offset, self._gaps, self.offsets
             )
-        self.commits: Commits = Commits(
-            cluster, self.registration, self.cursor, stream, tracking, self._member
-        )
-        waiter.add(self)
+        waiter.attach(self)
 
     def __repr__(self) -> str:
         return f'subscription of stream {self.stream!r}'
 
+    def _enter(self, state: SessionState) -> None:
+        before, self.state = self.state, state
+        if state not in TRANSITIONS[before]:  # no assert statement: also in optimized mode
+            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {state.name}')
+
     @property
     def closed(self) -> bool:
         """True if the program receives no more messages."""
-        return self._released or self.registration.life is not Life.ACTIVE
+        return self.state not in (SessionState.READING, SessionState.STOPPING)
 
     @property
     def ended(self) -> bool:
-        """The same, also after `stop`, while the program finishes its last message."""
-        return self.closed or self._asked is not None
+        """Like `closed`, but already true after `stop`."""
+        return self.state is not SessionState.READING
 
     @property
     def failed(self) -> bool:
-        """True if an error waits for the next task that waits."""
+        """True if an error is pending."""
         return self._error is not None
 
     @property
@@ -173,26 +189,10 @@ class SubscriptionSession(Owner):
 
     # -- the group
 
-    def is_member_of(self, group: str, stream: str) -> bool:
-        """True if it has joined this group on this stream, and is not closed."""
-        member = self._member
-        if member is None or self.closed or not self.registration.declared:
-            return False
-        return (member.group.name, self.stream) == (group, stream)
-
     @property
     def is_revoking(self) -> bool:
         """True in `on_revoke` of this stream, and in the tasks that it has created."""
         return self._member is not None and self._member.is_revoking
-
-    @property
-    def may_store(self) -> bool:
-        """True if no other member of the group can be active."""
-        return self._member is not None and self._member.may_store
-
-    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
-        """Return a function that returns the connection on which to store an offset."""
-        return self.commits.connect(offset)
 
     # -- the registration
 
@@ -229,6 +229,11 @@ class SubscriptionSession(Owner):
                 raise StreamConnectionError(
                     f'the replica of stream {self.stream!r} on this node lags behind'
                 )
+            moved_end = start.moved_end(cursor)
+            if moved_end is not None:
+                start.resolve_at(
+                    await start_before(self._cluster, self.stream, start.offset, moved_end)
+                )
         if wanted is not None and cursor.position is None:
             end = await end_before(self._cluster, self.stream, wanted, committed)
         # Nothing is awaited from here on: the program may have read on until now.
@@ -236,22 +241,20 @@ class SubscriptionSession(Owner):
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
         connection.set_subscription(id, cursor.queue)
-        if start.is_probe:
-            return commands.Subscribe(id, self.stream, offset, 1, {})
         return commands.Subscribe(id, self.stream, offset, self._credit, properties)
 
     async def ask(self, source: OffsetSource) -> Offset:
         """Return the offset that the program keeps."""
         try:
-            found = source(self.stream)
-            if isawaitable(found):
-                offset = await found
+            result = source(self.stream)
+            if isawaitable(result):
+                offset = await result
         except BaseException as ex:
             if is_foreign(ex):
                 raise
             where = f'the function given as offset=, for stream {self.stream!r}'
             raise CallbackError(of_callback(ex, where)) from None
-        if not isawaitable(found):
+        if not isawaitable(result):
             raise ArgumentTypeError(
                 f'offset must be an Offset or an async function; {source!r} is not async'
             )
@@ -285,21 +288,15 @@ class SubscriptionSession(Owner):
         if not self._properties and connection is not None and connection.knows_optional:
             self._watchdog.start(is_time=is_time)
 
-    def on_leave(self) -> None:
-        self.commits.on_leave()
-
     def on_activity(self, *, active: bool) -> None:
         """The subscription has become the active member of its group, or is no longer."""
-        if self._tracker is not None:
-            self._tracker.on_lost()  # and counts again: the cursor has started over
         if active:
             self._watch(is_time=False)
         else:
             self._watchdog.stop()
 
     def on_lost(self, error: RbFlyError) -> None:
-        if self._tracker is not None:
-            self._tracker.on_lost()
+        self.offsets.on_lost()
         if not self.closed:
             if not can_retry(error, declared=True):
                 self._error = copy_error(error)
@@ -311,8 +308,7 @@ class SubscriptionSession(Owner):
         self._opening.wake()
 
     def on_disconnect(self) -> None:
-        if self._tracker is not None:
-            self._tracker.store(last=True)
+        self.offsets.store(last=True)
 
     # -- the cursor
 
@@ -335,8 +331,7 @@ class SubscriptionSession(Owner):
 
     def on_progress(self) -> None:
         """Store the offset: the program has finished enough messages."""
-        if self._tracker is not None:
-            self._tracker.on_progress()
+        self.offsets.on_progress()
 
     def on_replaced(self) -> None:
         """Start over, and raise the error: the stream was deleted and created again."""
@@ -359,14 +354,10 @@ class SubscriptionSession(Owner):
         """Wake the task that waits for a message."""
         self._waiter.wake()
 
-    def on_probed(self) -> None:
-        """Subscribe where the first chunk has shown that the subscription starts."""
-        self.registration.reset()
-
     def _start_over(self) -> None:
         """The stream was deleted: start over at the beginning of a new one with its name."""
         opened = self.registration.declared or self._former is not None
-        self._former = self._kept = None
+        self._former = None
         self._start.start_over(opened)
         self.registration.reset()
         self.cursor.start_over()
@@ -376,9 +367,8 @@ class SubscriptionSession(Owner):
             self._until.start_over()
         if self._member is not None and opened:
             self._member.start_over()
-        if self._tracker is not None:
-            self._tracker.on_lost()  # the stored offset was deleted with the stream
-        self.commits.start_over()
+        self.offsets.on_lost()  # the stored offset was deleted with the stream
+        self.offsets.start_over()
 
     @property
     def identity(self) -> LastChunk:
@@ -391,12 +381,7 @@ class SubscriptionSession(Owner):
     @property
     def position(self) -> int | None:
         """Offset after the last message received; None before the first."""
-        found = self.cursor.delivered
-        return self._kept if found is None else found
-
-    def keep_position(self) -> None:
-        """Keep the position, for a program that still works on its last messages."""
-        self._kept = self.position
+        return self.offsets.position
 
     def succeed(self, position: int | None, identity: LastChunk | None) -> None:
         """Read the stream of a former session.
@@ -404,7 +389,7 @@ class SubscriptionSession(Owner):
         :param position: of that session.
         :param identity: of that session; None if the stream was deleted.
         """
-        self._kept = position
+        self.offsets.keep_position(position)
         self._former = LastChunk() if identity is None else identity
         if identity is None:
             self._start_over()
@@ -412,25 +397,6 @@ class SubscriptionSession(Owner):
             self._member.resume(identity)
         elif position is not None and self._start.source is None:
             self._start = Start(Offset.offset(position))
-
-    def write(self, frame: bytes, last: bool) -> bool:
-        """Write a frame that stores an offset; return false if this is not possible now.
-
-        It is not without a connection, while the stream may be a new one with the same name, or
-        while another member of the group is active.
-
-        :param last: write it even if the connection is paused.
-        """
-        connection = self.registration.connection
-        if connection is None or not connection.is_open or self.cursor.last_chunk.unverified:
-            return False
-        if connection.paused and not last:
-            return False
-        if self._member is not None and not self._member.may_store:
-            return False
-        connection.write(frame)
-        connection.require_answer()
-        return True
 
     # -- the waiting task
 
@@ -479,8 +445,7 @@ class SubscriptionSession(Owner):
                 raise self._error
             finally:
                 self._error = None
-        if self._tracker is not None:
-            self._tracker.start()
+        self.offsets.start()
         if self.cursor.position != self._position:
             self.registration.end_outage()
         self.registration.ensure_open()
@@ -499,10 +464,11 @@ class SubscriptionSession(Owner):
         self._cluster.check_loop()
         if self.closed:
             return
-        self._asked = self._asked or asyncio.Event()
+        if self.state is SessionState.READING:
+            self._enter(SessionState.STOPPING)
         self.cursor.drop()
         # A declaration in progress, or another activity of a member, would deliver messages.
-        is_idle = self._member is not None and not self._member.may_store
+        is_idle = not self.offsets.may_store
         if is_idle or not self.registration.is_open:
             self.registration.reset()
         self._waiter.end()
@@ -511,8 +477,6 @@ class SubscriptionSession(Owner):
     async def finish(self) -> None:
         """Close the subscription: the program asks for a message after the last one."""
         self.cursor.mark_consumed()
-        if self._asked is not None:
-            self._asked.set()
         await self.close(wait=True)
 
     async def wait_asked(self, reader: asyncio.Task[Any] | None) -> None:
@@ -521,20 +485,19 @@ class SubscriptionSession(Owner):
         The wait ends when the task asks for the next message or ends, when another task closes the
         subscription, or after the client's `close_timeout`.
         """
-        cursor, asked = self.cursor, self._asked
-        if asked is None or self.closed or cursor.unfinished == cursor.position:
+        cursor = self.cursor
+        if self.state is not SessionState.STOPPING or cursor.unfinished == cursor.position:
             return
-        if reader in (None, asyncio.current_task()):
+        if reader is None or reader is asyncio.current_task():
             return
-        assert reader is not None
 
         def on_done(_: object) -> None:
-            asked.set()
+            self._finishing.wake()
 
         reader.add_done_callback(on_done)
         try:
             async with self._cluster.closing.limit():
-                await asked.wait()
+                await self._finishing.wait()
         except TimeoutError:
             pass
         finally:
@@ -550,7 +513,7 @@ class SubscriptionSession(Owner):
         :raises CallbackError: `on_revoke` has raised an error.
         """
         registration = self.registration
-        if registration.life is Life.CLOSED:
+        if self.state is SessionState.CLOSED:
             return
         self._cluster.check_loop()
         if not wait:
@@ -565,6 +528,7 @@ class SubscriptionSession(Owner):
             if not self.is_revoking:  # `on_revoke` calls `close`, which waits for it
                 await registration.wait_closed()
             return
+        self._enter(SessionState.CLOSING)
         registration.begin_close()
         try:
             self._end_waiting()
@@ -574,10 +538,8 @@ class SubscriptionSession(Owner):
                 if self._member is not None:
                     await self._member.revoke()
                     connection = registration.connection
-                if self._tracker is not None:
-                    in_group = self._member is not None
-                    verify = self._waiter.ended or in_group
-                    await self._tracker.close(cluster, connection, verify=verify, in_group=in_group)
+                verify = self._waiter.ended or self.offsets.in_group
+                await self.offsets.close(connection, verify=verify)
             finally:
                 connection = registration.connection
                 answer = registration.reset()
@@ -587,21 +549,20 @@ class SubscriptionSession(Owner):
             self._end()
 
     def _end_waiting(self) -> None:
-        self._waiter.remove(self)
+        self._waiter.detach()
         self._waiter.wake()
         self._opening.wake()
-        if self._asked is not None:
-            self._asked.set()
+        self._finishing.wake()
 
     def _end(self) -> None:
-        self._waiter.remove(self)
+        self._enter(SessionState.CLOSED)
+        self._waiter.detach()
         self.registration.close()
         self.cursor.close()
         if self._member is not None:
             self._member.close()
-        if self._tracker is not None:
-            self._tracker.stop()
-        self._tracker = self._member = None
+        self.offsets.stop()
+        self._member = None
 
     def release(self) -> None:
         """Close the subscription without waiting: the program has dropped its last reference.
@@ -611,7 +572,7 @@ class SubscriptionSession(Owner):
         """
         if self.closed:
             return
-        self._released = True
+        self._enter(SessionState.RELEASED)
         loop = self._cluster.loop
         if loop is None or loop.is_closed():
             self.abort()
@@ -623,13 +584,12 @@ class SubscriptionSession(Owner):
 
         Stores the offset of the last finished message if there is a connection.
         """
-        if self.registration.life is not Life.ACTIVE:
+        if self.state in (SessionState.CLOSING, SessionState.CLOSED):
             return
         loop = self._cluster.loop
         try:
             if loop is not None and not loop.is_closed():
                 self._end_waiting()
-                if self._tracker is not None:
-                    self._tracker.abort(self._cluster)
+                self.offsets.abort()
         finally:
             self._end()

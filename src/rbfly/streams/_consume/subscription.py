@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableSet
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ...checks import check_integer, check_timeout
 from ...error import SubscriptionClosed, about
+from ...net.cluster import Cluster
 from ...net.waiting import can_wait
 from ...protocol._batch import MessageBatch, empty_batch
 from ...protocol._cursor import KINDS
 from .._misuse import AsyncFor
+from .._offsets.store import OffsetStore
 from ..types import MessageCtx
 from ._iteration import MessageIterator, SubscriptionBase
+from .options import ReadSettings
 from .session import SubscriptionSession
 from .waiter import Ended, JoinedBatches, MessageWaiter, own_errors
 
@@ -193,10 +196,10 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         limit = check_limit(max_messages)
         check_timeout('timeout', timeout)
         try:
-            found = await self._waiter.wait_joined(limit, 0, timeout, self)
+            batch = await self._waiter.wait_joined(limit, 0, timeout, self)
         except Ended:
             raise about(SubscriptionClosed(f'{self!r} has ended'), self.stream) from None
-        return empty_batch() if found is None else found
+        return empty_batch() if batch is None else batch
 
 
 class Subscription(BaseSubscription[Body]):
@@ -257,9 +260,9 @@ class Subscription(BaseSubscription[Body]):
         then sends the offset again.  A program may also call it after the subscription has ended;
         not in a group, in which only the active member stores offsets.
 
-        :param offset: offset of the last processed message, not after that of the last message
-            received; it may be lower than a stored one.  None for everything received so far, with
-            the current message or batch; before the first message, this does nothing.
+        :param offset: offset of the last processed message, which must have been received; it may
+            be lower than a stored one.  None for everything received so far, with the current
+            message or batch; before the first message, this does nothing.
         :raises SubscriptionError: the subscription has no `commit='manual'`.
         :raises ValueError: the message with this offset was not received.
         :raises OffsetNotStored: the broker has another offset, or none; or the member of a group
@@ -272,7 +275,16 @@ class Subscription(BaseSubscription[Body]):
         :raises ProtocolError: the broker refused the request.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        await self._session.commits.commit(offset)
+        await self._session.offsets.commit(offset)
 
 
 Subscriber = Subscription  # the name in RbFly 0.10
+
+
+def subscribe(
+    cluster: Cluster, members: MutableSet[OffsetStore], stream: str, settings: ReadSettings
+) -> Subscription[Any]:
+    """Create a subscription of a stream."""
+    waiter = MessageWaiter(cluster.check_loop, settings.timeout)
+    session = SubscriptionSession(cluster, members, waiter, stream, settings.offset, settings)
+    return Subscription(session, waiter, settings.offset)

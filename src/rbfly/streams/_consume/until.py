@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
 
-from ...error import RbFlyError, SubscriptionError, about
-from ...net.cluster import Cluster
+from ...error import SubscriptionError, about
 from ...net.connection import Connection
 from ...net.registration import Registration
 from ...protocol import commands
 from ...protocol._cursor import MessageCursor
 from ...protocol.end import End
-from ...protocol.offset import Offset
-from ...protocol.start import Start
-from .._offsets.queries import leader_stats
+from .._offsets.queries import leader_stats, request_stats
 
 
 class Until:
@@ -32,21 +28,17 @@ class Until:
 
     def __init__(
         self,
-        until: Literal['now'] | Offset,
-        cluster: Cluster,
+        end: End,
         registration: Registration,
-        start: Start,
         cursor: MessageCursor,
         on_end: Callable[[], None],
     ) -> None:
         self.is_complete: bool = False
-        self._cluster = cluster
+        self._end = end
         self._registration = registration
-        self._start = start
         self._cursor = cursor
         self._on_end = on_end
         self._answer: asyncio.Future[bytes] | None = None  # None once a chunk has arrived
-        self._end = cursor.until = End(until)
 
     async def prepare(self, connection: Connection, stream: str) -> None:
         """Determine the end, and whether the node has everything before it.
@@ -60,7 +52,7 @@ class Until:
             raise about(error, stream)
         end = self._end
         if end.last is None:
-            stats = await leader_stats(self._cluster, stream)
+            stats = await leader_stats(self._registration.cluster, stream)
             end.last = stats.get('committed_chunk_id', -1)
         if end.is_now:
             self.is_complete = True  # see `missing`
@@ -92,11 +84,7 @@ class Until:
             and connection is not None
             and connection.is_open
         ):
-            command = commands.StreamStats(self._cursor.stream or '')
-            self._answer = connection.send_request(command)
-            self._answer.add_done_callback(
-                lambda answer: self._on_answer(connection, command, answer)
-            )
+            self._answer = request_stats(connection, self._cursor.stream or '', self._on_answer)
         return False
 
     def on_arrival(self) -> None:
@@ -111,17 +99,7 @@ class Until:
         """The stream was deleted."""
         self._end.start_over()
 
-    def _on_answer(
-        self, connection: Connection, command: commands.StreamStats, answer: asyncio.Future[bytes]
-    ) -> None:
-        if answer.cancelled() or answer.exception() is not None or answer is not self._answer:
-            return
-        self._answer = None
-        try:
-            stats = connection.read(command, answer.result())
-        except RbFlyError:
-            return  # the stream was deleted; the waiting task gets the error of the registration
-        last = self._end.last
-        if self._start.is_probe and (last is None or stats.get('last_chunk_id', -1) > last):
-            return  # the probe may wait for a chunk that is not committed
-        self._on_end()
+    def _on_answer(self, answer: asyncio.Future[bytes], _: dict[str, int]) -> None:
+        if answer is self._answer:
+            self._answer = None
+            self._on_end()

@@ -1,4 +1,4 @@
-"""Waiting for messages of one or several sources."""
+"""Waiting for messages of a source: a stream, or a super stream."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Waiter(Protocol):
     @property
     def ended(self) -> bool: ...
 
-    def add(self, source: Source) -> None: ...
+    def attach(self, source: Source) -> None: ...
 
-    def remove(self, source: Source) -> None: ...
+    def detach(self) -> None: ...
 
     def end(self) -> None: ...
 
@@ -55,7 +55,7 @@ class Source(Protocol):
         """
 
     def on_yield(self) -> None:
-        """Other tasks have run; may raise the error of a stream that has no messages left."""
+        """Called after other tasks have run; may raise the error of a source without messages."""
 
     def parts(self) -> Sequence[Source]:
         """Return the streams to read next, each a source."""
@@ -88,7 +88,7 @@ async def own_errors(call: Awaitable[None]) -> None:
 
 
 class MessageWaiter:
-    """Waits for messages of its sources, for one task at a time.
+    """Waits for messages of its source, for one task at a time.
 
     :param check_loop: raises in another event loop than that of the client.
     :param timeout: seconds to wait for each message; None for no limit.
@@ -101,28 +101,28 @@ class MessageWaiter:
         self.turn: Turn = Turn(TURN)
         self.ended: bool = False
         self.timeout = timeout
-        self._sources: tuple[Source, ...] = ()
+        self._source: Source | None = None
         self._future: asyncio.Future[None] | None = None
         self._iterating = False
 
-    def add(self, source: Source) -> None:
-        """Add a source."""
-        self._sources = (*self._sources, source)
+    def attach(self, source: Source) -> None:
+        """Read a source."""
+        self._source = source
 
-    def remove(self, source: Source) -> None:
-        """Remove a source; without any source, the iteration ends."""
-        self._sources = tuple(item for item in self._sources if item is not source)
+    def detach(self) -> None:
+        """Read the source no more: the iteration ends."""
+        self._source = None
 
     def end(self) -> None:
         """End the iteration after the messages that have arrived.
 
-        The task that asks for the next one closes the sources.
+        The task that asks for the next one closes the source.
         """
         self.ended = True
         self.wake()
 
     def wake(self) -> None:
-        """Wake the waiting task: a message or an error has arrived, or a source was removed."""
+        """Wake the waiting task: a message or an error has arrived, or the source is closed."""
         if self.is_waiting():
             assert self._future is not None
             self._future.set_result(None)
@@ -141,25 +141,22 @@ class MessageWaiter:
         woken = True
         failed: CallbackError | None = None
         try:
-            while self._sources:
-                for source in self._sources:
-                    if source.cursor.must_yield:
-                        await self._yield()
-                    if subscription._advance(source.cursor, kind, limit):
-                        return subscription._take(source.cursor, kind)
-                    if source.cursor.must_yield:  # after it dropped many messages
-                        break
-                else:
-                    if not self._sources or self.ended:  # perhaps while other tasks ran
-                        break
-                    if not woken:
-                        raise self.timed_out(subscription)
-                    if until is None and self.timeout is not None:
-                        until = deadline(self.timeout)
-                    for source in self._sources:
-                        source.on_wait()
-                    if not self.ended:
-                        woken = await self._wait_wakeup(until)
+            while (source := self._source) is not None:
+                if source.cursor.must_yield:
+                    await self._yield()
+                if subscription._advance(source.cursor, kind, limit):
+                    return subscription._take(source.cursor, kind)
+                if source.cursor.must_yield:  # after it dropped many messages
+                    continue
+                if self._source is None or self.ended:  # perhaps while other tasks ran
+                    break
+                if not woken:
+                    raise self.timed_out(subscription)
+                if until is None and self.timeout is not None:
+                    until = deadline(self.timeout)
+                source.on_wait()
+                if not self.ended:
+                    woken = await self._wait_wakeup(until)
         except CallbackError as ex:
             failed = ex
         finally:
@@ -185,7 +182,7 @@ class MessageWaiter:
     async def wait_joined(
         self, limit: int, max_wait: float, timeout: float | None, subscription: SubscriptionBase
     ) -> MessageBatch | None:
-        """Wait for messages, and take those of all chunks that arrive in time.
+        """Wait for messages, and return all that arrive in time, from any number of chunks.
 
         If the task is cancelled, the messages stay in the cursor, and the next call adds to them.
 
@@ -203,26 +200,25 @@ class MessageWaiter:
         try:
             clock = asyncio.get_running_loop().time
             until = None if timeout is None else clock() + timeout
-            while self._sources:
+            while (source := self._source) is not None:
                 ages: dict[Source, float] = {}  # of batches that wait for more
-                for source in [part for item in self._sources for part in item.parts()]:
-                    cursor = source.cursor
+                for part in source.parts():
+                    cursor = part.cursor
                     if cursor.must_yield:
                         await self._yield()
                     age = cursor.join(limit, clock())
                     if age is not None:
-                        if age >= max_wait or not woken or self.ended or source.failed:
+                        if age >= max_wait or not woken or self.ended or part.failed:
                             return cast(MessageBatch, subscription._take(cursor, KINDS['batch']))
-                        ages[source] = age
+                        ages[part] = age
                     if cursor.must_yield:
                         break
                 else:
-                    if not self._sources or self.ended:
+                    if self._source is None or self.ended:
                         break
                     if not woken and not joining:  # a handover drops the batch
                         return None
-                    for source in self._sources:
-                        source.on_wait(finished=source not in ages)
+                    source.on_wait(finished=source not in ages)
                     due = clock() + max_wait - max(ages.values()) if ages else until
                     joining = bool(ages)
                     if not self.ended:
@@ -236,8 +232,8 @@ class MessageWaiter:
         raise Ended
 
     async def _finish(self) -> None:
-        for source in self._sources:  # none if the subscription was closed
-            await own_errors(source.finish())
+        if self._source is not None:  # else the subscription was closed
+            await own_errors(self._source.finish())
 
     async def _yield(self) -> None:
         """Let other tasks run, and return the credit of consumed chunks."""
@@ -249,8 +245,8 @@ class MessageWaiter:
 
     def _on_yield(self) -> None:
         self.turn.begin()
-        for source in self._sources:
-            source.on_yield()
+        if self._source is not None:
+            self._source.on_yield()
 
     async def _wait_wakeup(self, until: float | None) -> bool:
         """Wait for `wake`; return false if it was not called before `until`."""
@@ -278,11 +274,11 @@ class JoinedBatches(AsyncIterator[MessageBatch]):
     async def __anext__(self) -> MessageBatch:
         waiter, subscription = self._waiter, self._subscription
         try:
-            found = await waiter.wait_joined(
+            batch = await waiter.wait_joined(
                 self._limit, self._max_wait, waiter.timeout, subscription
             )
         except Ended:
             raise StopAsyncIteration from None
-        if found is None:
+        if batch is None:
             raise waiter.timed_out(subscription)
-        return found
+        return batch

@@ -7,11 +7,10 @@ import logging
 from collections.abc import Callable
 
 from ...error import RbFlyError
-from ...net.connection import Connection
 from ...net.registration import Registration
-from ...protocol import commands
 from ...protocol._cursor import MessageCursor
-from .._offsets.queries import end_of_messages
+from .._offsets.queries import end_of_messages, request_stats
+from .._waiting import cancel
 from .waiter import Waiter
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
@@ -62,8 +61,7 @@ class DeliveryWatchdog:
             self.timer.cancel()
             self.timer = None
         task, self._task = self._task, None
-        if task is not None and not task.get_loop().is_closed():
-            task.cancel()
+        cancel(task)
 
     def start_over(self) -> None:
         """The stream was deleted."""
@@ -79,21 +77,12 @@ class DeliveryWatchdog:
             self._seconds = SILENCE
         elif self._waiter.is_waiting() and connection is not None and connection.is_open:
             self._seconds = min(2 * self._seconds, SILENCE_LAST)
-            command = commands.StreamStats(self._stream)
-            connection.send_request(command).add_done_callback(
-                lambda future: self._on_stats(connection, command, future)
-            )
+            request_stats(connection, self._stream, self._on_stats)
         self._set(self._seconds, self._poll)
 
-    def _on_stats(
-        self, connection: Connection, command: commands.StreamStats, future: asyncio.Future[bytes]
-    ) -> None:
-        if self.timer is None or future.cancelled() or future.exception() is not None:
+    def _on_stats(self, _: asyncio.Future[bytes], stats: dict[str, int]) -> None:
+        if self.timer is None:
             return
-        try:
-            stats = connection.read(command, future.result())
-        except RbFlyError:
-            return  # the waiting task gets the error of the connection
         committed = stats.get('committed_chunk_id', -1)
         if self._accepted is None and self._is_time:
             self._accepted = committed

@@ -19,7 +19,7 @@ from ...error import (
 from ...net.waiting import settled
 from ...protocol import commands
 from ...record import CheckedRecord
-from .._waiting import is_foreign
+from .._waiting import cancel, is_foreign
 
 HANDOVER_MAX = 50  # seconds; the broker closes the connection after 60
 
@@ -142,9 +142,8 @@ class Revocation:
 
     def cancel(self) -> None:
         """Cancel the hook, unless it calls this."""
-        task = self._task
-        if task is not None and not task.get_loop().is_closed() and not self.is_here:
-            task.cancel()
+        if not self.is_here:
+            cancel(self._task)
 
     def reset(self) -> None:
         """The member is no longer active: the next time, call the hook again."""

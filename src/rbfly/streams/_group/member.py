@@ -4,17 +4,19 @@ Of the members of a group that read a stream, the broker makes one active.  It s
 a ConsumerUpdate, and waits for the answer: the offset at which the active member starts; or the
 sign that a member that is no longer active has stored its offset, so that the next one may start.
 
-The activity of a member changes in these ways::
+The activity of a member changes only in these ways (:data:`TRANSITIONS`)::
 
-    STANDBY -> STARTING -> ACTIVE -> LEAVING -> STANDBY
-    any -> STANDBY: the member has left its connection
+    STANDBY -> STARTING
+    STARTING -> ACTIVE, STANDBY
+    ACTIVE -> LEAVING, STANDBY
+    LEAVING -> STANDBY
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -26,7 +28,6 @@ from ...error import (
     SubscriptionError,
     about,
 )
-from ...net.cluster import Cluster
 from ...net.connection import Connection
 from ...net.observer import Observer
 from ...net.registration import Registration
@@ -46,8 +47,8 @@ from .._offsets.queries import (
     resolve,
     stored_offset,
 )
-from .._offsets.tracking import Tracker
-from .._waiting import WaitingTasks
+from .._offsets.store import OffsetStore
+from .._waiting import WaitingTasks, cancel
 from .handover import Group, Revocation
 from .stranded import StrandedCheck
 
@@ -63,6 +64,14 @@ class Activity(Enum):
     STARTING = 'starting'  # determines the offset at which it starts
     ACTIVE = 'active'
     LEAVING = 'leaving'  # finishes the messages that the program has received
+
+
+TRANSITIONS: Mapping[Activity, Sequence[Activity]] = {
+    Activity.STANDBY: [Activity.STARTING],
+    Activity.STARTING: [Activity.ACTIVE, Activity.STANDBY],
+    Activity.ACTIVE: [Activity.LEAVING, Activity.STANDBY],
+    Activity.LEAVING: [Activity.STANDBY],
+}
 
 
 class Session(Protocol):
@@ -84,14 +93,8 @@ class Session(Protocol):
     def ask(self, source: OffsetSource) -> Coroutine[Any, Any, Offset]:
         """Return the offset that the program keeps."""
 
-    def keep_position(self) -> None:
-        """Keep the offset after the last message received: the cursor forgets it."""
-
     def drop_queue(self) -> None:
         """Drop the messages that the program has not received, and return their credit."""
-
-    def on_leave(self) -> None:
-        """The member is about to stand by, and to forget what it has delivered."""
 
     def on_activity(self, *, active: bool) -> None:
         """The member has become active, or is no longer."""
@@ -109,36 +112,33 @@ class Member:
     :param super_stream: name of the super stream whose partitions the group reads; None for none.
     :param offset: where to start if no offset is stored under the group's name; or an async
         function that returns where to start each time the member becomes active.
-    :ivar term: how many times the member has become active.
-    :param tracker: stores offsets; None if the program does, or nobody.
+    :param offsets: stores offsets while the member is active.
     """
 
     def __init__(
         self,
         group: Group,
         super_stream: str | None,
-        cluster: Cluster,
         session: Session,
         offset: Offset | OffsetSource,
         gaps: GapCheck,
-        tracker: Tracker | None,
+        offsets: OffsetStore,
     ) -> None:
         self.group = group
         self.activity: Activity = Activity.STANDBY
-        self.term: int = 0
         self.properties: dict[str, str] = {'single-active-consumer': 'true', 'name': group.name}
         if super_stream is not None:
             self.properties['super-stream'] = super_stream
-        self._cluster = cluster
+        self._cluster = session.registration.cluster
         self._session: Session = session
         self._stream = session.stream
         self._gaps = gaps
-        self._tracker = tracker
+        self._offsets = offsets
         self._source = None if isinstance(offset, Offset) else offset
         self._offset = offset if isinstance(offset, Offset) else Offset.FIRST
         if self._offset.type == OffsetType.REFERENCE:  # the group's own
             self._offset = self._offset.default or Offset.FIRST
-        self._start: int | None = None  # the same as a number, from the first attempt on
+        self._start: int | None = None  # the offset as a number, once it was determined
         self._is_stored = False  # an offset was stored under the group's name
         self._known = LastChunk()  # identifies the stream while this member receives nothing
         self._is_new = False  # the stream: the program has received no message of it
@@ -161,10 +161,10 @@ class Member:
         """True if the broker delivers messages to this member."""
         return self.activity is Activity.ACTIVE
 
-    @property
-    def may_store(self) -> bool:
-        """True if no other member can be active: an offset may be stored."""
-        return self.activity in (Activity.ACTIVE, Activity.LEAVING)
+    def _enter(self, activity: Activity) -> None:
+        before, self.activity = self.activity, activity
+        if activity not in TRANSITIONS[before]:
+            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {activity.name}')
 
     # -- what the subscription calls
 
@@ -233,7 +233,7 @@ class Member:
         :raises CallbackError: it has raised an error.
         :raises OffsetNotStored: it has not ended within `handover_timeout`, or was cancelled.
         """
-        if not self.may_store:
+        if not self._offsets.may_store:
             return
         timeout = self.group.handover_timeout
         try:
@@ -247,7 +247,7 @@ class Member:
 
     def close(self) -> None:
         """Drop the references that form cycles: the subscription is closed."""
-        self._stranded = self._tracker = None
+        self._stranded = None
         del self._session
 
     def on_arrival(self) -> None:
@@ -275,7 +275,7 @@ class Member:
 
     def _on_update(self, correlation_id: int, active: bool) -> None:
         self._cancel()
-        if not self._unanswered:  # RabbitMQ 4.3 repeats itself
+        if not self._unanswered:  # RabbitMQ 4.3 may repeat the request
             self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
             self._is_late = False
         self._unanswered.append(correlation_id)
@@ -284,7 +284,7 @@ class Member:
             return
         if self.activity is Activity.ACTIVE:
             self._session.drop_queue()
-            self.activity = Activity.LEAVING
+            self._enter(Activity.LEAVING)
         self._has_dropped = False
         if active:
             self._begin(self._activate())
@@ -309,8 +309,7 @@ class Member:
 
     def _cancel(self) -> None:
         task, self._task = self._task, None
-        if task is not None and not task.get_loop().is_closed():
-            task.cancel()
+        cancel(task)
 
     def _answer(self, start: int | None = None) -> None:
         """Answer all updates; the start counts only for a member that becomes active."""
@@ -328,9 +327,10 @@ class Member:
         try:
             if self.activity is Activity.LEAVING:
                 await self._leave()
-            self.activity = Activity.STARTING
-            left = self._leave_by + 2 * STORE_TIMEOUT - asyncio.get_running_loop().time()
-            limit = min(max(left, 0.1), self.group.handover_timeout)
+            if self.activity is not Activity.STARTING:  # after an update that was repeated
+                self._enter(Activity.STARTING)
+            remaining = self._leave_by + 2 * STORE_TIMEOUT - asyncio.get_running_loop().time()
+            limit = min(max(remaining, 0.1), self.group.handover_timeout)
             async with cluster.deadline(limit) as deadline:
                 deadline.progress.on_step(f'determining where the {self!r} starts')
                 start = await cluster.retry(deadline, self._find_start, OffsetNotStored)
@@ -340,13 +340,13 @@ class Member:
             return
         self._task = None
         if self._has_dropped:
-            # RabbitMQ 4.3 took a late answer for that to this update, and delivers from elsewhere.
+            # RabbitMQ 4.3 took the answer to an earlier update for the answer to this one.
             session.registration.reset()
             session.registration.ensure_open()
             return
         session.cursor.resume(start)
-        self.activity = Activity.ACTIVE
-        self.term += 1
+        self._enter(Activity.ACTIVE)
+        self._offsets.begin_term()
         self._has_handed_over = False
         self._answer(start)
         session.on_activity(active=True)
@@ -454,15 +454,15 @@ class Member:
 
     async def _store(self) -> None:
         """Store the offset of the last finished message, and wait until the broker has it."""
-        tracker, connection = self._tracker, self._connection
-        if tracker is None or connection is None:
+        offsets, connection = self._offsets, self._connection
+        if connection is None:
             return
         for delay in backoff():
-            tracker.store(last=True)
+            offsets.store(last=True)
             try:
-                await tracker.verify(connection)
+                await offsets.verify(connection)
             except OffsetNotStored:  # the stream has another leader
-                tracker.on_lost()
+                offsets.on_lost()
                 await asyncio.sleep(delay)
             else:
                 return
@@ -475,14 +475,15 @@ class Member:
 
     def _stand_by(self) -> None:
         """Deliver nothing, and store no offset."""
-        session, was_active = self._session, self.may_store
+        was_active = self._offsets.may_store
         if was_active:
-            session.on_leave()
-        self.activity = Activity.STANDBY
+            self._offsets.end_term()
+        if self.activity is not Activity.STANDBY:
+            self._enter(Activity.STANDBY)
         self._revocation.reset()
         self._forget()
         if was_active:
-            session.on_activity(active=False)
+            self._session.on_activity(active=False)
             prefix = self._cluster.settings.log_prefix
             logger.info('%sthe %r is no longer active', prefix, self)
             self._notify(Observer.on_deactivated, not self._has_handed_over)
@@ -493,6 +494,7 @@ class Member:
         self._known = self.identity
         if cursor.delivered is not None:
             self._is_new = False
-            self._session.keep_position()
+            self._offsets.keep_position(cursor.delivered)
         cursor.start_over()
         cursor.drop()
+        self._offsets.on_lost()  # and counts again

@@ -14,11 +14,12 @@ from ...net.connection import Connection
 from ...net.handshake import broker_version
 from ...net.registration import Registration
 from .._offsets.queries import end_of_messages, next_offset, stored_offset
+from .._waiting import cancel
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
 
 PAUSE = 600.0  # seconds between two attempts of one member
-POLLS = 4  # in the time after which a group counts as stranded
+POLLS = 4  # in the time of `stranded_after`
 FIRST_MENDING = (4, 2)  # first broker version that activates a member when one joins or leaves
 
 
@@ -76,8 +77,7 @@ class StrandedCheck:
     def stop(self) -> None:
         """Stop checking: the member has left its connection."""
         task, self._task = self._task, None
-        if task is not None and not task.get_loop().is_closed():
-            task.cancel()
+        cancel(task)
 
     async def _run(self) -> None:
         from random import uniform  # members do not act at the same time
@@ -117,8 +117,8 @@ class StrandedCheck:
             if limit := self._cluster.settings.reconnect_timeout:
                 away = min(away, limit / 2)
             self._away_until = now + away
-            # Later attempts of all members begin at the same time, whenever they have joined; they
-            # come up to half of `seconds` later than that.
+            # From the second attempt on, all members act at the same multiple of PAUSE, plus up to
+            # half of `seconds`.
             least = PAUSE - min(self._seconds, PAUSE / 2)
             self._pause_until = now + least + -(time() + least) % PAUSE
             what = f'{what} after {away:g} s'

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from ...error import OffsetGapError
-from ...net.observer import Observer, Observers
+from ...net.cluster import Cluster
+from ...net.observer import Observer
 from ...protocol._cursor import MessageCursor
 from ...protocol.start import Start
 from ..types import OnGap
@@ -18,22 +19,13 @@ class GapCheck:
 
     :param on_gap: what to do about a gap, besides notifying the observers.
     :param is_filtered: the broker skips chunks.
-    :param log_prefix: what lines in the log begin with.
     """
 
-    def __init__(
-        self,
-        stream: str,
-        on_gap: OnGap,
-        is_filtered: bool,
-        observers: Observers,
-        log_prefix: str,
-    ) -> None:
-        self._log_prefix = log_prefix
+    def __init__(self, cluster: Cluster, stream: str, on_gap: OnGap, is_filtered: bool) -> None:
+        self._cluster = cluster
         self._stream = stream
         self._on_gap = on_gap
         self._is_filtered = is_filtered
-        self._observers = observers
         self.start_over()
 
     def start_over(self) -> None:
@@ -66,7 +58,7 @@ class GapCheck:
             self._reported = first
         else:
             return
-        self._observers.notify(Observer.on_gap, error.stream, error.wanted, error.first)
+        self._cluster.observers.notify(Observer.on_gap, error.stream, error.wanted, error.first)
         if self._on_gap == 'raise':
             raise error
-        logger.warning('%s%s', self._log_prefix, error)
+        logger.warning('%s%s', self._cluster.settings.log_prefix, error)

@@ -32,21 +32,21 @@ async def chunks_from(
     :param credit: how many chunks the broker sends in advance.
     """
     connection, _ = await cluster.leader(stream)
-    found, queue = connection.subscription_ids.pop(), ChunkQueue()
-    connection.set_subscription(found, queue)
+    used_id, queue = connection.subscription_ids.pop(), ChunkQueue()
+    connection.set_subscription(used_id, queue)
     try:
-        await connection.request(commands.Subscribe(found, stream, offset, credit, {}))
+        await connection.request(commands.Subscribe(used_id, stream, offset, credit, {}))
         await connection.request(PING)  # the broker answers it after it has sent the chunks
         while queue.chunks:
             received = len(queue.chunks)
             while queue.chunks:
                 yield queue.chunks.popleft()
-            connection.write(commands.credit(found, received))
+            connection.write(commands.credit(used_id, received))
             await connection.request(PING)
     finally:
-        connection.set_subscription(found, None)
+        connection.set_subscription(used_id, None)
         if connection.is_open:
-            connection.undeclare(Role.CONSUME, found, commands.Unsubscribe(found))
+            connection.undeclare(Role.CONSUME, used_id, commands.Unsubscribe(used_id))
 
 
 async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | None:
@@ -55,13 +55,38 @@ async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | Non
         return await anext(chunks, None)
 
 
-async def last_messages(cluster: Cluster, stream: str, wanted: int) -> Offset:
+async def start_before(cluster: Cluster, stream: str, offset: Offset, end: int) -> Offset | None:
+    """Return where `LAST` or a time was when a stream had fewer chunks; None for after the end.
+
+    :param end: id of the last chunk at that time; it may contain stored offsets.
+    :raises StreamConnectionError: the node does not have that chunk yet.
+    """
+    connection, _ = await cluster.leader(stream)
+    first, committed = await chunk_ids(connection, stream)
+    if committed is not None and committed < end:
+        raise StreamConnectionError(f'the leader of stream {stream!r} is not ready')
+    chunk = await chunk_at(cluster, stream, Offset.LAST)
+    if isinstance(offset.value, int | float):
+        if chunk is None or chunk.timestamp < round(offset.value * 1000):
+            return None
+        chunk = await chunk_at(cluster, stream, offset)
+        return None if chunk is None or chunk.offset > end else offset
+    back = 0
+    while chunk is not None and chunk.offset > end:  # look ever farther before the end
+        if end - back <= (first or 0):
+            return Offset.offset(0)
+        chunk = await chunk_at(cluster, stream, Offset.offset(end - back))
+        back = 2 * back + 1
+    return Offset.offset(0 if chunk is None else chunk.offset)
+
+
+async def last_messages(cluster: Cluster, stream: str, missing: int) -> Offset:
     """Return an offset after which the stream has that many messages now, or all if it has fewer.
 
     Stored offsets also take up offsets.  So each step goes back by the number of messages that are
     missing, times 1, 2, 4, ...
 
-    :param wanted: number of messages.
+    :param missing: number of messages.
     """
     last = await chunk_at(cluster, stream, Offset.LAST)
     if last is None:
@@ -70,15 +95,15 @@ async def last_messages(cluster: Cluster, stream: str, wanted: int) -> Offset:
     first = (await chunk_ids(connection, stream))[0] or 0
     start = last.offset + last.records
     factor = 1
-    while wanted and start > first:
-        stop, start = start, max(first, start - wanted * factor)
-        found, _ = await count(cluster, stream, start, stop)
-        if found > wanted:
-            _, offset = await count(cluster, stream, start, stop, found - wanted)
+    while missing and start > first:
+        stop, start = start, max(first, start - missing * factor)
+        number, _ = await count(cluster, stream, start, stop)
+        if number > missing:
+            _, offset = await count(cluster, stream, start, stop, number - missing)
             return Offset.offset(offset)
-        wanted -= found
+        missing -= number
         factor *= 2
-    return Offset.FIRST if wanted else Offset.offset(start)
+    return Offset.FIRST if missing else Offset.offset(start)
 
 
 async def count(
@@ -94,10 +119,10 @@ async def count(
         async for chunk in chunks:
             end = chunk.offset + chunk.records
             begin = max(start, chunk.offset)
-            found = max(0, min(stop, end) - begin)
-            if limit is not None and counted + found > limit:
+            number = max(0, min(stop, end) - begin)
+            if limit is not None and counted + number > limit:
                 return limit, begin + limit - counted
-            counted += found
+            counted += number
             if end >= stop:
                 return counted, stop
     raise StreamConnectionError(f'stream {stream!r} has no message from offset {stop - 1} on')

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol, overload
-from weakref import WeakSet
+import asyncio
+from collections.abc import Awaitable, Callable, MutableSet
+from typing import TYPE_CHECKING, Any, overload
 
 from ...amqp._message import last_offset
 from ...checks import check_integer, check_stream, check_type
@@ -33,29 +33,11 @@ else:
     counting = Later('rbfly.streams._offsets.last_messages')
 
 
-class GroupMember(Protocol):
-    """A subscription that is a member of a group."""
-
-    def is_member_of(self, group: str, stream: str) -> bool:
-        """True if it has joined this group on this stream, and is not closed."""
-
-    @property
-    def may_store(self) -> bool:
-        """True if no other member can be active."""
-
-    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
-        """Return a function that returns the connection on which to store an offset.
-
-        That function raises :class:`.OffsetNotStored` unless the member has been active since this
-        call.
-        """
-
-
 class OffsetMethods:
     """The methods of a client that concern offsets."""
 
     _cluster: Cluster
-    _members: WeakSet[GroupMember]  # of groups
+    _members: MutableSet[Any]  # offset stores of members of groups
 
     @repeated
     async def write_offset(
@@ -93,9 +75,9 @@ class OffsetMethods:
         if value is None:
             value = last_offset(stream)
         connect: Callable[[], Awaitable[Connection]] = self._cluster.locator
-        members = [item for item in self._members if item.is_member_of(reference, stream)]
+        members = [store for store in self._members if store.is_of_member(reference, stream)]
         if members:  # another member may be active, and have stored a later offset
-            connect = max(members, key=lambda item: item.may_store).connect(value)
+            connect = max(members, key=lambda store: store.may_store).connect_later(value)
         if wait:
             await store_offset(self._cluster, connect, stream, reference, value)
             return
@@ -122,8 +104,8 @@ class OffsetMethods:
     async def resolve_offset(self, stream: str, offset: Offset) -> int:
         """Return the offset at which a subscription would start now.
 
-        The first message of the subscription has that offset, or a higher one if stored offsets, or
-        messages that retention has removed, took up those before it.  The leader of the stream
+        The first message of the subscription has that offset, or a higher one: stored offsets and
+        removed messages leave gaps.  The leader of the stream
         answers, or another node if the client cannot reach the leader.  Before RabbitMQ 4.3, which
         has a request for this, RbFly subscribes twice for a moment, and receives at most two
         chunks.
@@ -227,17 +209,17 @@ async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
     connection, _ = await cluster.leader(stream)
     if Key.RESOLVE_OFFSET_SPEC in connection.commands:
         command = commands.ResolveOffsetSpec(stream, offset, {})
-        found = (await connection.request(command)).value
+        resolved = (await connection.request(command)).value
     else:
         # The end comes first: a message that is published meanwhile is not skipped.
         end = await end_of_stream(cluster, stream)
         chunk = await counting.chunk_at(cluster, stream, offset)
-        found = end if chunk is None else chunk.offset
-    assert isinstance(found, int)
+        resolved = end if chunk is None else chunk.offset
+    assert isinstance(resolved, int)
     if offset.type == OffsetType.OFFSET:  # within a chunk, perhaps
         assert isinstance(offset.value, int)
-        return max(found, offset.value)
-    return found
+        return max(resolved, offset.value)
+    return resolved
 
 
 async def leader_ends_before(cluster: Cluster, stream: str, chunk_id: int) -> bool:
@@ -258,6 +240,32 @@ async def leader_stats(cluster: Cluster, stream: str) -> dict[str, int]:
     if not is_leader:
         raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
     return await connection.request(commands.StreamStats(stream))
+
+
+def request_stats(
+    connection: Connection,
+    stream: str,
+    callback: Callable[[asyncio.Future[bytes], dict[str, int]], None],
+) -> asyncio.Future[bytes]:
+    """Request the positions of a stream; call back with the answer and what it says.
+
+    If the request fails, do not call back: the waiting task gets the error of the connection, or of
+    the stream.
+    """
+    command = commands.StreamStats(stream)
+
+    def on_answer(answer: asyncio.Future[bytes]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        try:
+            stats = connection.read(command, answer.result())
+        except RbFlyError:
+            return
+        callback(answer, stats)
+
+    answer = connection.send_request(command)
+    answer.add_done_callback(on_answer)
+    return answer
 
 
 async def check_chunk(cluster: Cluster, connection: Connection, stream: str, chunk_id: int) -> None:
@@ -380,9 +388,11 @@ async def check_stored(connection: Connection, stream: str, reference: str, offs
 
     :raises OffsetNotStored: the broker has another offset, or none.
     """
-    found = await stored_offset(connection, stream, reference)
-    if found != offset:
-        has = 'none' if found is None else f'{found}: does another program use the same reference?'
+    stored = await stored_offset(connection, stream, reference)
+    if stored != offset:
+        has = (
+            'none' if stored is None else f'{stored}: does another program use the same reference?'
+        )
         error = OffsetNotStored(
             f'offset {offset} of stream {stream!r} is not stored under {reference!r};'
             f' the broker has {has}'

@@ -111,14 +111,16 @@ cdef class PublisherCore:
     :param window: messages that are not settled.
     :param semaphore: class of the semaphore for the window's capacity, called with `has_capacity`.
     :param bounded: `batch` queues no more messages than the window has capacity for.
+    :param undeclared: the broker must declare the publisher before it takes messages.
     :ivar session: has `check`, which raises if the publisher takes no messages; `settle`, which
         passes the outcome to a waiter; `after_settled`, called after a frame of confirms if
         `watched`; and `closing`, whose `left` a confirm restores.  None before `bind` and after
         `end`.
     :ivar watched: the session wants to know of the next frame of confirms.
     :ivar connection: where to write frames; None while there is none.
-    :ivar closed: the publisher takes no more messages.
-    :ivar error: why the publisher takes no messages for now; None if it does.
+    :ivar accepts: the publisher takes messages.
+    :ivar undeclared: it has never taken messages: its next publishing id is unknown.
+    :ivar error: why the publisher takes no messages; None if it does, or is undeclared.
     :ivar filling: the batch that takes messages.
     :ivar flushed: batches that were sent, and whose outcome no flush has reported.
     :ivar poll: keeps the event loop awake while confirms are awaited; None if it may sleep.
@@ -130,7 +132,7 @@ cdef class PublisherCore:
     cdef readonly object session, connection, error
     cdef public object poll
     cdef public bint watched
-    cdef readonly bint closed, scheduled
+    cdef readonly bint accepts, undeclared, scheduled
     cdef readonly ConfirmGroup filling
     cdef readonly list flushed
     cdef bint bounded
@@ -140,7 +142,8 @@ cdef class PublisherCore:
     cdef rbfly_step step            # task step in which the loop was last checked
 
     def __init__(
-        self, loop, PublishWindow window not None, semaphore, bint bounded=True
+        self, loop, PublishWindow window not None, semaphore, bint bounded=True,
+        bint undeclared=False,
     ):
         self.loop = loop
         self.window = window
@@ -148,15 +151,23 @@ cdef class PublisherCore:
         self.filling = ConfirmGroup(loop)
         self.flushed = []
         self.bounded = bounded
+        self.undeclared = undeclared
+        self.accepts = not undeclared
         self.wakeups = Wakeups(loop)
         self.place = rbfly_place()
         self.forks = rbfly_forks
         window.listen(self.on_settled)
 
     def bind(self, session):
-        """Take messages from now on, on behalf of a session."""
+        """Call a session from now on."""
         self.session = session
-        self.error = None
+
+    def enter(self, bint accepts, error=None):
+        """Take messages from now on, or none because of an error."""
+        self.accepts = accepts
+        self.error = error
+        if accepts:
+            self.undeclared = False
 
     def wake_with(self, PublisherCore other not None):
         """Wake tasks together with those of another publisher in the same event loop."""
@@ -177,19 +188,10 @@ cdef class PublisherCore:
         if self.poll is not None:
             self.poll.stop()
 
-    def fail(self, error):
-        """Take no messages until `bind`."""
-        self.error = error
-
-    def close(self):
-        """Take no more messages."""
-        self.closed = self.watched = True
-
-    def end(self, error):
-        """Take no more messages, and drop the reference to the session."""
+    def end(self):
+        """Drop the reference to the session."""
         self.window.listen(None)
         self.session = None
-        self.error = error
 
     cpdef Py_ssize_t free(self) except -1:
         """Number of messages that the window has capacity for; 0 if the connection is paused."""
@@ -198,7 +200,7 @@ cdef class PublisherCore:
     cpdef Py_ssize_t room(self) noexcept:
         """Number of messages that `batch` may queue; not positive for none."""
         cdef Py_ssize_t used = self.window.in_flight + self.window.queued + self.capacity.reserved
-        return self.window.max_unconfirmed - used
+        return 0 if self.undeclared else self.window.max_unconfirmed - used
 
     def has_capacity(self, Py_ssize_t count):
         """True if the window has capacity for `count` messages and the connection is not paused."""
@@ -230,8 +232,10 @@ cdef class PublisherCore:
         # `_run` runs tasks in the loop.
         if not self.wakeups.running or rbfly_place() != self.place:
             self.check_loop()
-        if self.closed or self.error is not None:
+        if not self.accepts:
             self._check()
+            if self.undeclared:
+                return None
         if (
             window.in_flight + window.queued >= window.max_unconfirmed
             or capacity.reserved
@@ -253,10 +257,10 @@ cdef class PublisherCore:
         cdef object error = self.error
         if not rbfly_same_step(&self.step):
             self.check_loop()
-        if self.closed or error is not None:
+        if not self.accepts:
             self._check()
         left = self.room()
-        if left <= 0 and (self.bounded or self.session.undeclared):
+        if left <= 0 and (self.bounded or self.undeclared):
             raise self.session.batch_full(error)
         if self.filling.settled:        # the publisher gave it up: later messages need another one
             self._next()
@@ -287,7 +291,7 @@ cdef class PublisherCore:
         :raises RbFlyError: the publisher takes no messages.
         """
         self.check_loop()
-        if self.closed or self.error is not None:
+        if not self.accepts:
             self._check()
         self.release()
         return self.flushed.copy()
@@ -450,8 +454,7 @@ cdef class PublisherBase:
         if not (
             is_short(message)
             and rbfly_same_step(&self._core.step)
-            and not self._core.closed
-            and self._core.error is None
+            and self._core.accepts
             and (<PublishWindow> <PyObject *> self._core.window)._append_ready(
                 message, <PyObject *> self._core.filling
             )

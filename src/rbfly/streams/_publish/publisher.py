@@ -27,7 +27,7 @@ from ._core import PublisherBase, PublisherCore
 from .base import BasePublisher
 from .confirmation import Confirmation, Failures, summary
 from .semaphore import WindowSemaphore
-from .send_many import ManyMessages
+from .send_many import SendManyCall
 from .session import PublisherSession
 
 
@@ -69,7 +69,8 @@ class Publisher(PublisherBase, BasePublisher):
         amqp = info.amqp and cls._amqp
         window = PublishWindow(0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry)
         window.named = bool(info.name)
-        return PublisherCore(asyncio.get_running_loop(), window, WindowSemaphore, cls._bounded)
+        loop = asyncio.get_running_loop()
+        return PublisherCore(loop, window, WindowSemaphore, cls._bounded, bool(info.name))
 
     @property
     def next_publish_id(self) -> int:
@@ -289,7 +290,7 @@ class Publisher(PublisherBase, BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
-        return await ManyMessages(self._session).send(messages, timeout, progress)
+        return await SendManyCall(self._session).send(messages, timeout, progress)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..._turn import Turn
@@ -37,24 +29,32 @@ if TYPE_CHECKING:
 
     Message = AMQPBody | MessageCtx
     Messages = Iterable[Message] | AsyncIterable[Message]
-    CheckIds = Callable[[Sequence[Message], int, int, int | None], int | None]
 
 RUN = 200  # messages between two checks of the clock, if they are cheap
 CHECK = 10_000  # the same, while publishing ids are checked
 
 
-class ManyMessages:
+class SendManyCall:
     """One call of `send_many`.
 
-    :param session: session of the publisher.
+    A stream has one group of messages, a super stream one for each partition that messages went to.
+
+    :param session: session of the publisher, or of the first partition.
     """
+
+    _in_hand = False  # a message was taken, but not put into all its windows
+    _skipped: Sequence[int] = ()  # indexes of messages that entered no window
+    _partial: Sequence[int] = ()  # the same, of those that entered only some of their windows
 
     def __init__(self, session: PublisherSession) -> None:
         self._session = session
         self._stream: str | None = session.stream
         self._core = session.core
-        self._waiter = ConfirmGroup(session.core.loop)
+        self._group = ConfirmGroup(session.core.loop)
+        self._groups: dict[PublisherSession, ConfirmGroup] = {session: self._group}
         self._turn = Turn(TURN)
+        self._has_waited = False  # other tasks have run since `_ready`
+        self._stop: asyncio.Timeout | None = None  # ends the wait for an asynchronous iterator
 
     async def send(
         self, messages: Messages, timeout: float | None, progress: SendProgress | None
@@ -86,7 +86,9 @@ class ManyMessages:
                 error.outcome = 'not_sent'
             if progress.taken > len(progress.refused):  # a message is, or may be, stored
                 error.retriable = False
-        self._on_raised(error)
+        for session in self._groups:
+            if session.stream == getattr(error, 'stream', None):
+                session.on_raised(error)
         try:
             raise error
         finally:
@@ -98,62 +100,57 @@ class ManyMessages:
         await self._settle()
         self._report(progress)
 
-    def _report(self, progress: SendProgress) -> None:
-        progress.taken, progress.refused, progress.unknown = (
-            self._taken,
-            self._refused,
-            self._unknown,
-        )
-        progress._sending = self if self._remaining else None
-        self._mark_reported()
-
     # -- the outcome
+
+    def _report(self, progress: SendProgress) -> None:
+        """Tell the caller, for whom `close` then need not do so."""
+        unknown = self._unknown()
+        refused = set(self._skipped)
+        for group in self._groups.values():
+            if group.missed is not None:
+                refused.update(group.missed[0], group.missed[1])
+            group.reported = True
+        progress.taken = self._taken
+        progress.refused = sorted(refused.difference(unknown))
+        progress.unknown = sorted(unknown)
+        progress._sending = self if self._remaining else None
+
+    def _unknown(self) -> set[int]:
+        """Return the indexes of the messages that may be stored."""
+        unknown = set(self._partial)
+        for session, group in self._groups.items():
+            if group.missed is not None:
+                unknown.update(group.missed[2])
+            if group.remaining:
+                unknown.update(session.core.window.unsettled_of(group))
+        return unknown
 
     @property
     def _taken(self) -> int:
-        return self._waiter.count
+        return self._group.count
 
     @property
-    def _remaining(self) -> int:
-        return self._waiter.remaining
-
-    @property
-    def _refused(self) -> list[int]:
-        """Indexes of the messages that are not stored."""
-        refused, dropped, _ = self._waiter.missed or ([], [], [])
-        return sorted(refused + dropped)
-
-    @property
-    def _unknown(self) -> list[int]:
-        """Indexes of the messages that may be stored."""
-        waiter = self._waiter
-        unknown = [] if waiter.missed is None else waiter.missed[2]
-        return sorted(
-            unknown + (self._core.window.unsettled_of(waiter) if waiter.remaining else [])
-        )
+    def _remaining(self) -> bool:
+        return any(group.remaining for group in self._groups.values())
 
     async def _settle(self) -> None:
         """Wait until all messages are confirmed or refused."""
-        if not self._waiter.seal():
-            await self._waiter.wait()
-
-    def _mark_reported(self) -> None:
-        self._waiter.reported = True  # to the caller
+        for group in self._groups.values():
+            if not group.seal():
+                await group.wait()
 
     def _failure(self) -> Exception | None:
         """Return the error of the messages that were sent, if any."""
-        if self._waiter.errors:
-            return of_message(publish_error(self._waiter), self._waiter.first_refused)
-        return None if self._waiter.error is None else copy_error(self._waiter.error)
-
-    def _on_raised(self, error: Exception) -> None:
-        self._session.on_raised(error)
-
-    # -- sending
-
-    def _check(self) -> None:
-        """Check that the publisher takes messages."""
-        self._session.check()
+        found: list[Exception] = []
+        for session, group in self._groups.items():
+            if group.errors:
+                error: Exception = of_message(publish_error(group), group.first_refused)
+            elif group.error is not None:
+                error = copy_error(group.error)
+            else:
+                continue
+            found.append(session.name_stream(error))
+        return min(found, key=lambda item: getattr(item, 'index', None) is None, default=None)
 
     async def _run(self, messages: Messages, timeout: float | None) -> Exception | None:
         """Send messages and wait for their confirms; return the error to raise, if any."""
@@ -192,21 +189,24 @@ class ManyMessages:
         return failure
 
     def _late(self, timeout: float | None, error: Exception | None) -> RbFlyError:
-        taken, missing = self._taken, len(self._unknown)
-        confirmed = taken - missing - len(self._refused)
-        messages = counted(taken, 'message')
-        text = f'the broker confirmed {confirmed} of {messages} in {timeout} s'
-        failure = self._timed_out(f'{text}; the others may still be stored' if missing else text)
+        progress = SendProgress()
+        self._report(progress)
+        text = (
+            f'the broker confirmed {progress.confirmed} of {counted(progress.taken, "message")}'
+            f' in {timeout} s'
+        )
+        if progress.unknown:
+            text += '; the others may still be stored'
+        failure = self._timed_out(text)
         failure.__cause__ = error or failure.__cause__
-        failure.retriable = not taken
+        failure.retriable = not progress.taken
         return self._session.late(failure)
 
-    def _timed_out(self, text: str) -> ConfirmTimeout:
-        return self._session.timed_out(ConfirmTimeout, text)
+    # -- sending
 
     async def _send(self, messages: Messages) -> Exception | None:
+        await self._begin(messages)
         if isinstance(messages, list | tuple):
-            await self._check_ids(messages)
             return await self._send_iter(iter(messages), messages)
         iterator: Any
         is_async = isinstance(messages, AsyncIterable)
@@ -214,7 +214,7 @@ class ManyMessages:
             iterator = aiter(messages) if isinstance(messages, AsyncIterable) else iter(messages)
         except Exception as ex:
             return self._of_last(ex)
-        return await (self._send_aiter_until if is_async else self._send_iter)(iterator)
+        return await (self._send_aiter if is_async else self._send_iter)(iterator)
 
     async def _send_iter(
         self, messages: Iterator[Message], source: Sequence[Message] = ()
@@ -223,25 +223,67 @@ class ManyMessages:
 
         :param source: what it iterates over, so that nothing waits for capacity after the last one.
         """
-        session, core, waiter = self._session, self._core, self._waiter
-        step = core.window.frame_entries  # whole frames
         more = True
-        while more:
-            await session.wait_capacity(step)
-            session.check()
-            if waiter.errors or waiter.settled:
-                core.capacity.grant()  # the capacity that this call does not need
-                break
-            try:
-                more = self._fill(messages, step)
-            except Exception as ex:
-                return self._of_last(ex)
-            finally:
-                core.write()
-            if source and waiter.count >= len(source):
-                break
-            if more and self._turn.is_over:
-                await self._yield()
+        try:
+            while more and await self._ready():
+                try:
+                    more = self._fill(messages)
+                except Exception as ex:
+                    return self._of_last(ex)
+                finally:
+                    self._write()
+                if self._in_hand and (error := await self._place()):
+                    return error
+                if source and self._taken >= len(source):
+                    break
+                if more and self._turn.is_over:
+                    await self._yield()
+        finally:
+            self._write()
+        return None
+
+    async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
+        """The same for an asynchronous iterator.
+
+        An earlier message that fails ends the wait for the next one; its group has the error.
+        """
+        session, core = self._session, self._core
+        stop = self._stop = session.receiving[self._group] = asyncio.timeout(None)
+        core.watched = True
+        try:
+            async with stop:
+                while True:
+                    if self._must_wait():
+                        await session.wait_capacity()
+                        session.check()
+                        # Other tasks may use the capacity while the iterator waits.  Its message
+                        # then exceeds `max_unconfirmed` by one, and stays queued.
+                        if core.capacity.waiting:
+                            core.loop.call_soon(core.capacity.grant)
+                    if stop.when() is not None:
+                        return None
+                    try:
+                        message = await anext(messages)
+                    except StopAsyncIteration:
+                        return None
+                    except Exception as ex:
+                        return self._of_last(ex)
+                    try:
+                        self._take(message)
+                    except Exception as ex:
+                        return self._of_last(ex)
+                    if self._in_hand and (error := await self._place()):
+                        return error
+                    if self._turn.is_over:  # the iterator may never have suspended
+                        await self._yield()
+        except TimeoutError:
+            if not stop.expired():
+                raise
+        finally:
+            self._stop = None
+            del session.receiving[self._group], stop  # it refers to the task
+            for other, group in self._groups.items():
+                other.receiving.pop(group, None)
         return None
 
     @property
@@ -251,25 +293,63 @@ class ManyMessages:
 
     def _of_last(self, error: Exception) -> Exception:
         """Attribute an error to the last message taken, or to the iterator."""
-        count, missed = self._waiter.count, self._waiter.missed
-        if missed is not None and missed[1][-1:] == [count - 1]:
-            return of_message(error, count - 1)
-        return of_iterator(error, self._iterator, count)
+        index = self._failed()
+        if index is None:
+            return of_iterator(error, self._iterator, self._taken)
+        return of_message(error, index)
 
-    def _fill(self, messages: Iterator[Message], step: int) -> bool:
+    async def _yield(self) -> None:
+        """Let other tasks run, then begin a new turn."""
+        await let_others_run()
+        self._turn.begin()
+        self._has_waited = True
+
+    # -- what a super stream does otherwise
+
+    def _check(self) -> None:
+        """Check that the publisher takes messages."""
+        self._session.check()
+
+    def _timed_out(self, text: str) -> ConfirmTimeout:
+        return self._session.timed_out(ConfirmTimeout, text)
+
+    async def _begin(self, messages: Messages) -> None:
+        """Raise ValueError unless the explicit publishing ids of a list or tuple ascend."""
+        if not isinstance(messages, list | tuple):
+            return
+        if self._session.undeclared:
+            await self._session.wait_declared()
+            self._session.check()
+        last: int | None = None
+        for start in range(0, len(messages), CHECK):
+            if start and self._turn.is_over:
+                await self._yield()
+            last = self._core.window.check_ids(messages, start, start + CHECK, last)
+
+    async def _ready(self) -> bool:
+        """Wait until messages can be taken; return False if an earlier one has failed."""
+        session, core, group = self._session, self._core, self._group
+        await session.wait_capacity(core.window.frame_entries)  # whole frames
+        session.check()
+        if not (group.errors or group.settled):
+            return True
+        core.capacity.grant()  # the capacity that this call does not need
+        return False
+
+    def _fill(self, messages: Iterator[Message]) -> bool:
         """Fill the window until the turn is over; return True if there may be more messages.
 
         A turn sends at least one message, however long other processes kept the processor.
         """
-        core, waiter = self._core, self._waiter
+        core, group = self._core, self._group
         free = core.free()
-        goal = waiter.count + free - free % step
+        goal = group.count + free - free % core.window.frame_entries
         more = True
-        while more and waiter.count < goal:
-            run = min(goal - waiter.count, RUN)
-            limit = waiter.count + run
-            more = core.window.extend(messages, run, waiter, self._turn)
-            if more and waiter.count < limit:  # large messages: write them before encoding more
+        while more and group.count < goal:
+            run = min(goal - group.count, RUN)
+            limit = group.count + run
+            more = core.window.extend(messages, run, group, self._turn)
+            if more and group.count < limit:  # large messages: write them before encoding more
                 core.write()
                 if core.is_paused():
                     break
@@ -277,69 +357,29 @@ class ManyMessages:
                 break
         return more
 
-    async def _send_aiter_until(self, messages: AsyncIterator[Message]) -> Exception | None:
-        """Call `_send_aiter`, and stop waiting for the next message when an earlier one fails."""
-        receiving = self._session.receiving
-        stop = receiving[self._waiter] = asyncio.timeout(None)
-        self._core.watched = True
-        try:
-            async with stop:
-                return await self._send_aiter(messages)
-        except TimeoutError:
-            if not stop.expired():
-                raise
-        finally:
-            del receiving[self._waiter], stop  # it refers to the task
-        return None  # the waiter has the error
+    def _write(self) -> None:
+        self._core.write()
 
-    async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
-        """Like `_send_iter`, for an asynchronous iterator."""
-        session, core, waiter = self._session, self._core, self._waiter
-        while True:
-            if core.capacity.waiting or not core.has_capacity(1):
-                await session.wait_capacity()
-            if core.closed or core.error is not None:
-                session.check()
-            # Other tasks may use the capacity while the iterator waits.  Its message then exceeds
-            # `max_unconfirmed` by one, and stays queued until the window has capacity.
-            if core.capacity.waiting:
-                core.loop.call_soon(core.capacity.grant)
-            if waiter.errors or waiter.settled:
-                return None
-            try:
-                message = await anext(messages)
-            except StopAsyncIteration:
-                return None
-            except Exception as ex:
-                return self._of_last(ex)
-            # No await from here on: a message that was taken is sent.
-            if waiter.settled:  # the publisher gave up meanwhile
-                waiter.skip()
-                return None
-            try:
-                core.window.extend((message,), 1, waiter)
-            except Exception as ex:
-                return self._of_last(ex)
-            if not core.scheduled:
-                core.schedule()
-            if self._turn.is_over:  # the iterator may never have suspended
-                await self._yield()
+    def _must_wait(self) -> bool:
+        """Return whether the publisher cannot take a message of an asynchronous iterator now."""
+        core = self._core
+        return bool(core.capacity.waiting) or not core.has_capacity(1) or not core.accepts
 
-    async def _check_ids(self, messages: Sequence[Message]) -> None:
-        """Raise ValueError unless explicit publishing ids ascend; no message is sent then."""
-        if self._session.undeclared:
-            await self._session.wait_declared()
-            self._session.check()
-        await self._check_in_turns(messages, self._core.window.check_ids)
+    def _take(self, message: Message) -> None:
+        """Send a message of an asynchronous iterator: without an await, once it is taken."""
+        core, group = self._core, self._group
+        if group.settled:  # the publisher gave up meanwhile
+            group.skip()
+            return
+        core.window.extend((message,), 1, group)
+        if not core.scheduled:
+            core.schedule()
 
-    async def _check_in_turns(self, messages: Sequence[Message], check: CheckIds) -> None:
-        last: int | None = None
-        for start in range(0, len(messages), CHECK):
-            if start and self._turn.is_over:
-                await self._yield()
-            last = check(messages, start, start + CHECK, last)
+    async def _place(self) -> Exception | None:
+        """Put the message in hand into its windows; return the error that ends the call."""
+        raise NotImplementedError
 
-    async def _yield(self) -> None:
-        """Let other tasks run, then begin a new turn."""
-        await let_others_run()
-        self._turn.begin()
+    def _failed(self) -> int | None:
+        """Count the message that raised an error; None if the iterator raised it."""
+        last, missed = self._group.count - 1, self._group.missed
+        return last if missed is not None and missed[1][-1:] == [last] else None

@@ -1,9 +1,21 @@
-"""Declares a publisher, resends its unconfirmed messages after a reconnect, and closes it."""
+"""Declares a publisher, resends its unconfirmed messages after a reconnect, and closes it.
+
+The state of a publisher changes only in these ways (:data:`TRANSITIONS`)::
+
+    CONNECTING -> OPEN, FAILED, CLOSING, CLOSED
+    OPEN -> FAILED, LOCKED_OUT, CLOSING, CLOSED
+    FAILED -> CONNECTING, OPEN, LOCKED_OUT, CLOSING, CLOSED
+    LOCKED_OUT -> CLOSING, CLOSED
+    CLOSING -> CLOSED
+
+An open publisher takes messages with or without a connection; its registration knows about that.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, TypeVar
 
 from ...error import (
@@ -35,7 +47,44 @@ E = TypeVar('E', bound=Exception)
 C = TypeVar('C', bound=ConfirmTimeout)
 
 ID_MAX = 2**64 - 1
-UNDECLARED = 2**62  # messages; more than any window, which may be resized meanwhile
+
+
+class PublisherState(Enum):
+    """Whether a publisher takes messages."""
+
+    CONNECTING = 'connecting'  # it has a name: only the broker knows its next publishing id
+    OPEN = 'open'  # it takes messages
+    FAILED = 'failed'  # it could not reconnect; the next call tries again
+    LOCKED_OUT = 'locked out'  # another publisher uses its name
+    CLOSING = 'closing'  # it sends the messages that it has
+    CLOSED = 'closed'
+
+
+TRANSITIONS: Mapping[PublisherState, Sequence[PublisherState]] = {
+    PublisherState.CONNECTING: [
+        PublisherState.OPEN,
+        PublisherState.FAILED,
+        PublisherState.CLOSING,
+        PublisherState.CLOSED,
+    ],
+    PublisherState.OPEN: [
+        PublisherState.FAILED,
+        PublisherState.LOCKED_OUT,
+        PublisherState.CLOSING,
+        PublisherState.CLOSED,
+    ],
+    PublisherState.FAILED: [
+        PublisherState.CONNECTING,
+        PublisherState.OPEN,
+        PublisherState.LOCKED_OUT,
+        PublisherState.CLOSING,
+        PublisherState.CLOSED,
+    ],
+    PublisherState.LOCKED_OUT: [PublisherState.CLOSING, PublisherState.CLOSED],
+    PublisherState.CLOSING: [PublisherState.CLOSED],
+    PublisherState.CLOSED: [],
+}
+ENDED = (PublisherState.CLOSING, PublisherState.CLOSED)
 
 
 class PublisherSession(Owner):
@@ -43,8 +92,7 @@ class PublisherSession(Owner):
 
     :param name: name for deduplication, empty for none.
     :param core: the window of unconfirmed messages, and the tasks that wait for it.
-    :ivar undeclared: the publisher has a name, and is not declared for the first time: all capacity
-        is reserved, because only the broker knows its next publishing id.
+    :ivar state: whether the publisher takes messages.
     :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
         that ends the wait.
     :ivar closing: the client's time for closing.
@@ -62,7 +110,7 @@ class PublisherSession(Owner):
         self.stream = stream
         self.name = name
         self.core = core
-        self.undeclared: bool = bool(name)
+        self.state = PublisherState.CONNECTING if name else PublisherState.OPEN
         self.abandoned: bool = False
         self.full: bool = False
         self.registration: Registration = Registration(cluster, self)
@@ -80,8 +128,6 @@ class PublisherSession(Owner):
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
         self._reported = False  # a call has raised PublisherNameInUse
-        if name:
-            core.capacity.reserved += UNDECLARED
         if cluster.busy_poll:
             core.poll = BusyPoll(core.loop, cluster.busy_poll)
         core.bind(self)
@@ -89,6 +135,21 @@ class PublisherSession(Owner):
     def __repr__(self) -> str:
         name = f' {self.name!r}' if self.name else ''
         return f'publisher{name} of {self.stream!r}'
+
+    def _enter(self, state: PublisherState, error: Exception | None = None) -> None:
+        """Change the state.
+
+        :param error: why the publisher takes no messages.
+        """
+        if state not in TRANSITIONS[self.state]:  # as in net/registration.py
+            raise AssertionError(f'{self!r}: illegal transition {self.state.name} -> {state.name}')
+        self.state = state
+        self.core.enter(state is PublisherState.OPEN, error)
+
+    @property
+    def undeclared(self) -> bool:
+        """True if the publisher has a name, and the broker has never declared it."""
+        return self.core.undeclared
 
     # -- the registration
 
@@ -125,10 +186,8 @@ class PublisherSession(Owner):
         if not self._opened:
             self._opened = True
             self.registration.end_outage()  # the first open was no outage
-        if self.undeclared:  # a publisher with a name: its next id is known now
-            self.undeclared = False
-            core.capacity.reserved -= UNDECLARED
-            core.bind(self)
+        if self.undeclared and self.state not in ENDED:  # its next publishing id is known now
+            self._enter(PublisherState.OPEN)
         connection.set_publisher(id, core.window)
         core.resume(connection, id)
         self._note_sent()
@@ -137,13 +196,17 @@ class PublisherSession(Owner):
             self._idle.wake()
 
     def on_lost(self, error: RbFlyError) -> None:
-        if self.core.closed and not self.core.window.awaited:
+        if self.state in ENDED and not self.core.window.awaited:
             return  # nothing is left to wait for
         self.registration.ensure_open()
 
     def on_failed(self, error: Exception) -> None:
         """Raise the error in waiting calls; the next call declares the publisher again."""
-        self.core.fail(error)
+        if self.state in (*ENDED, PublisherState.LOCKED_OUT):
+            self.core.enter(False, error)
+        else:
+            in_use = self.sequence is not None and self.sequence.error is not None
+            self._enter(PublisherState.LOCKED_OUT if in_use else PublisherState.FAILED, error)
         self._give_up(error)
 
     def on_resume(self) -> None:
@@ -155,22 +218,21 @@ class PublisherSession(Owner):
     @property
     def is_over(self) -> bool:
         """True if the publisher takes no more messages, for good."""
-        return self.is_closed or (self.sequence is not None and self.sequence.error is not None)
+        return self.is_closed or self.state is PublisherState.LOCKED_OUT
 
     @property
     def is_closed(self) -> bool:
         """True if the publisher is closed, or its client was disconnected."""
-        return self.core.closed or self._cluster.generation != self._generation
+        return self.state in ENDED or self._cluster.generation != self._generation
 
     def check(self) -> None:
         """Check that the publisher takes messages; redeclare it if it had given up."""
-        core = self.core
-        core.check_loop()
-        if core.closed:
-            raise self.name_stream(PublisherError(f'{self!r} is closed'))
-        if core.error is None:
+        self.core.check_loop()
+        if self.state in (PublisherState.OPEN, PublisherState.CONNECTING):
             return
-        if self.sequence is not None and self.sequence.error is not None:
+        if self.state in ENDED:
+            raise self.name_stream(PublisherError(f'{self!r} is closed'))
+        if self.sequence is not None and self.sequence.error is not None:  # it is locked out
             self._reported = True
             raise self.name_stream(copy_error(self.sequence.error))
         try:
@@ -181,7 +243,7 @@ class PublisherSession(Owner):
             ex.outcome, ex.retriable = 'not_sent', False
             self.name_stream(ex)
             raise
-        core.bind(self)
+        self._enter(PublisherState.CONNECTING if self.undeclared else PublisherState.OPEN)
 
     def name_stream(self, error: E) -> E:
         """Name the stream in an error of publishing, and return the error."""
@@ -216,6 +278,8 @@ class PublisherSession(Owner):
         if self.is_over:
             return True
         self.registration.ensure_open()
+        if self.state is PublisherState.FAILED:
+            self._enter(PublisherState.CONNECTING)
         in_time: bool = await core.capacity.wait(1, 0, until)
         return in_time
 
@@ -355,7 +419,7 @@ class PublisherSession(Owner):
             self.registration.end_outage()
         if self._on_progress is not None:
             self._note_settled(self._on_progress)
-        core.watched = core.closed or bool(self.receiving)
+        core.watched = self.state in ENDED or bool(self.receiving)
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
@@ -499,7 +563,8 @@ class PublisherSession(Owner):
 
     def _begin_close(self) -> None:
         self.registration.begin_close()
-        self.core.close()
+        self._enter(PublisherState.CLOSING, self.core.error)
+        self.core.watched = True
 
     def end(self, *errors: Exception) -> None:
         """Give up if there are errors, end the registration and drop references.
@@ -515,7 +580,10 @@ class PublisherSession(Owner):
         finally:
             if self.sequence is not None:
                 self.sequence.end(self.core)
-            self.core.end(self.name_stream(PublisherError(f'{self!r} is closed')))
+            if self.state is not PublisherState.CLOSED:
+                closed = self.name_stream(PublisherError(f'{self!r} is closed'))
+                self._enter(PublisherState.CLOSED, closed)
+            self.core.end()
             for queue in self.queues:
                 queue.close()
             self.registration.close()

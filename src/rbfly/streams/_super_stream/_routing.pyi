@@ -7,6 +7,7 @@ from ...amqp import Message
 from ...types import AMQPBody
 from .._publish._confirm import ConfirmFuture, ConfirmGroup
 from .._publish._core import PublisherCore
+from .._publish.session import PublisherSession
 
 _Message = AMQPBody | Message
 
@@ -27,8 +28,9 @@ class KeyRoute:
 class Partition:
     index: Final[int]
     publisher: Final[Any]
+    session: Final[PublisherSession]
     core: Final[PublisherCore]
-    def __init__(self, index: int, publisher: object, core: PublisherCore) -> None: ...
+    def __init__(self, index: int, publisher: object) -> None: ...
 
 _Found = Partition | tuple[Partition, ...]
 
@@ -59,16 +61,17 @@ class RoutedBase:
 @final
 class RoutedMessages:
     taken: Final[int]
-    message: Final[Any]
     target: Final[_Found | str]
     in_hand: Final[bool]
-    begun: Final[bool]
-    used: Final[dict[Partition, ConfirmGroup]]
+    groups: Final[dict[PublisherSession, ConfirmGroup]]
+    skipped: Final[list[int]]
+    partial: Final[list[int]]
     def __init__(self, router: Router, loop: asyncio.AbstractEventLoop) -> None: ...
     def fill(self, iterator: Iterator[_Message], turn: Turn) -> bool: ...
     def put(self, partition: Partition) -> None: ...
     def take(self, message: _Message) -> None: ...
+    def find(self) -> None: ...
     def finish(self) -> None: ...
     def skip(self) -> None: ...
     def write(self) -> None: ...
-    def has_failed(self, partitions: Iterable[Partition]) -> bool: ...
+    def has_failed(self, sessions: Iterable[PublisherSession]) -> bool: ...

@@ -111,18 +111,18 @@ cdef class Partition:
 
     :param index: number of the partition.
     :param publisher: publishes to the partition.
-    :param core: core of that publisher.
     """
 
     cdef readonly Py_ssize_t index
-    cdef readonly object publisher, core
+    cdef readonly object publisher, session, core
     cdef PublishWindow window
 
-    def __init__(self, index, publisher, core):
+    def __init__(self, index, publisher):
         self.index = index
         self.publisher = publisher
-        self.core = core
-        self.window = core.window
+        self.session = publisher._session
+        self.core = publisher._core
+        self.window = self.core.window
 
 
 # The key of a message.
@@ -331,9 +331,11 @@ cdef class RoutedMessages:
     :param router: of the publisher.
     :param loop: event loop of the publisher.
     :ivar taken: number of messages taken.
-    :ivar message: a message that was taken but not sent to all its partitions, if `in_hand`.
-    :ivar begun: a partition has taken the message in hand.
-    :ivar used: the partitions that messages were sent to, with their groups, by index.
+    :ivar in_hand: a message was taken, but not sent to all its partitions.
+    :ivar target: what the router has found for the message in hand.
+    :ivar groups: the messages that each session has taken.
+    :ivar skipped: indexes of the messages that no partition has taken.
+    :ivar partial: the same, of those that only some of their partitions have taken.
     """
 
     cdef Router router
@@ -341,9 +343,12 @@ cdef class RoutedMessages:
     cdef list shares        # by index of the partition
     cdef list queued        # shares with messages to write
     cdef readonly uint64_t taken
-    cdef readonly object message, target
-    cdef readonly bint in_hand, begun
-    cdef readonly dict used
+    cdef readonly object target
+    cdef readonly bint in_hand
+    cdef readonly dict groups
+    cdef readonly list skipped, partial
+    cdef object message     # in hand
+    cdef bint begun         # a partition has taken the message in hand
     cdef uint64_t encoded
 
     def __init__(self, Router router not None, loop):
@@ -351,7 +356,9 @@ cdef class RoutedMessages:
         self.loop = loop
         self.shares = [None] * len(router.partitions)
         self.queued = []
-        self.used = {}
+        self.groups = {}
+        self.skipped = []
+        self.partial = []
 
     def fill(self, iterator, Turn turn not None):
         """Take messages and put them into their windows until the end of the turn.
@@ -403,7 +410,7 @@ cdef class RoutedMessages:
         share.partition = partition
         share.group = ConfirmGroup(self.loop)
         self.shares[partition.index] = share
-        self.used[partition] = share.group
+        self.groups[partition.session] = share.group
         return share
 
     cdef bint _refresh(self, Share share) except -1:
@@ -412,7 +419,7 @@ cdef class RoutedMessages:
         cdef Py_ssize_t free
         if share.group.errors is not None or share.group.settled:
             return False
-        if core.closed or core.error is not None or core.capacity.waiting:
+        if not core.accepts or core.capacity.waiting:
             return False
         if share.partition.window.queued >= share.partition.window.frame_entries:
             core.write()
@@ -433,6 +440,10 @@ cdef class RoutedMessages:
         self.message = message
         self.in_hand = True
 
+    def find(self):
+        """Find the partitions of the message in hand."""
+        self.target = self.router._find(self.message)
+
     def finish(self):
         """Count the message in hand, which all its partitions have taken."""
         self.in_hand = self.begun = False
@@ -440,6 +451,7 @@ cdef class RoutedMessages:
 
     def skip(self):
         """Count the message in hand, which cannot be sent, at least not to all its partitions."""
+        (self.partial if self.begun else self.skipped).append(self.taken)
         self.message = None
         self.finish()
 
@@ -452,12 +464,12 @@ cdef class RoutedMessages:
             share.partition.core.write()
         self.queued.clear()
 
-    def has_failed(self, partitions):
-        """True if one of some partitions refused a message, or its publisher gave up (bool)."""
-        cdef Share share
-        for partition in partitions:
-            share = <Share> self.shares[(<Partition> partition).index]
-            if share is not None and (share.group.errors is not None or share.group.settled):
+    def has_failed(self, sessions):
+        """True if a message to one of some sessions was refused, or its publisher gave up."""
+        cdef ConfirmGroup group
+        for session in sessions:
+            group = self.groups.get(session)
+            if group is not None and (group.errors is not None or group.settled):
                 return True
         return False
 

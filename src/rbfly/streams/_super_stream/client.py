@@ -18,7 +18,8 @@ from ...protocol.offset import OFFSET_MAX, Offset
 from .._admin.partitions import AT_ONCE, query_partitions
 from .._admin.streams import ClientBase
 from .._arguments import stream_arguments
-from .._consume.options import Offsets, plan
+from .._consume.options import Offsets, ReadSettings
+from .._consume.waiter import MessageWaiter
 from .._group.handover import Group
 from .._offsets.queries import check_either, check_names
 from .._offsets.tracking import OffsetTracking
@@ -119,36 +120,36 @@ class SuperStream:
                 ex.args = (f'{text} (code 0x{ex.code:02x})',)
                 raise
 
-    async def _difference(self, wanted: tuple[str, ...]) -> str:
-        """Describe how the super stream differs from the one wanted; '' if it does not.
+    async def _difference(self, requested: tuple[str, ...]) -> str:
+        """Describe how the super stream differs from the requested one; '' if it is the same.
 
         While another client creates it, RabbitMQ adds its partitions one after another.
         """
-        found: tuple[str, ...] = ()
+        existing: tuple[str, ...] = ()
         polls = 0
         while polls < POLLS:
             locator = await self._cluster.locator()
-            before = found
+            previous = existing
             try:
-                found = await locator.request(commands.Partitions(self.name))
+                existing = await locator.request(commands.Partitions(self.name))
             except StreamDoesNotExist:
-                streams = await locator.request(commands.Metadata(wanted))
+                streams = await locator.request(commands.Metadata(requested))
                 code = ResponseCode.STREAM_DOES_NOT_EXIST
-                taken = [name for name, item in streams.items() if item.code != code]
+                taken = [name for name, stream in streams.items() if stream.code != code]
                 text = f'there are streams with the names of its partitions ({named(taken)})'
                 if not taken:  # this protocol does not show other kinds of queues
                     text = 'there is a queue, but no stream, with the name of one of its partitions'
                 return f'super stream {self.name!r} cannot be created: {text}'
-            if found == wanted:
+            if existing == requested:
                 return ''
-            if not {*found} < {*wanted}:
+            if not {*existing} < {*requested}:
                 break
-            polls = polls + 1 if found == before else 0
+            polls = polls + 1 if existing == previous else 0
             await asyncio.sleep(POLL)
         return (
-            f'super stream {self.name!r} exists with other partitions: it has {len(found)}'
-            f' ({named(found) or "none"}), requested: {len(wanted)} ({named(wanted)}); pass the'
-            ' partitions or binding keys that it was created with, or delete it first'
+            f'super stream {self.name!r} exists with other partitions: it has {len(existing)}'
+            f' ({named(existing) or "none"}), requested: {len(requested)} ({named(requested)});'
+            ' pass the partitions or binding keys that it was created with, or delete it first'
         )
 
     async def delete(self) -> None:
@@ -241,12 +242,12 @@ class SuperStream:
 
     async def _by_partition(self, query: Callable[[str], Awaitable[T]]) -> dict[str, T]:
         names = await self.partitions()
-        found: dict[str, T] = {}
+        results: dict[str, T] = {}
         for start in range(0, len(names), AT_ONCE):
             part = names[start : start + AT_ONCE]
             values = await asyncio.gather(*map(query, part))
-            found.update(zip(part, values, strict=True))
-        return found
+            results.update(zip(part, values, strict=True))
+        return results
 
     @repeated
     async def write_offset(
@@ -389,9 +390,8 @@ class SuperStream:
                 f'refresh_interval must be finite and at least {REFRESH_LEAST} seconds,'
                 f' not {refresh_interval}'
             )
-        reading = plan(
-            self._cluster,
-            self._client._members,
+        self._cluster.check_loop()
+        settings = ReadSettings(
             self.name,
             True,
             offset,
@@ -405,5 +405,8 @@ class SuperStream:
             until,
             group,
         )
-        session = MergedSession(self._cluster, self.name, reading, refresh_interval)
-        return SuperStreamSubscription(session, reading.waiter, reading.offset)
+        waiter = MessageWaiter(self._cluster.check_loop, settings.timeout)
+        session = MergedSession(
+            self._cluster, self._client._members, waiter, self.name, settings, refresh_interval
+        )
+        return SuperStreamSubscription(session, waiter, settings.offset)

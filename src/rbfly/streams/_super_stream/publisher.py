@@ -46,7 +46,7 @@ from .._waiting import NOW, end_of, in_time
 from ..types import AMQPBody, MessageCtx, PublisherInfo
 from ._routing import Partition, RoutedBase, Router
 from .routing import Route
-from .send_many import RoutedMany
+from .send_many import RoutedCall
 
 # Messages in flight of all partitions together.  The broker stops reading from a connection that
 # has 50,000 unconfirmed messages; windows that shrink may still be full.
@@ -116,7 +116,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         self.partitions = names
         for item in publishers[1:]:
             item._core.wake_with(publishers[0]._core)
-        parts = [Partition(i, item, item._core) for i, item in enumerate(publishers)]
+        parts = [Partition(i, item) for i, item in enumerate(publishers)]
         by_name = {item.publisher.stream: item for item in parts}
         self._router = Router(route, names, by_name)
         self._publishers = publishers
@@ -225,11 +225,10 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         if session.is_closed:
             session.check()
 
-    def _timed_out(self, waited: Targets, text: str) -> ConfirmTimeout:
+    def _timed_out(self, waited: Sequence[PublisherSession], text: str) -> ConfirmTimeout:
         """Return the error of a call that has waited for the confirms of partitions."""
-        sessions = [item.publisher._session for item in waited]
-        problems = [item for item in sessions if item.registration.problem is not None]
-        session = [*problems, *sessions, self._publishers[0]._session][0]
+        problems = [item for item in waited if item.registration.problem is not None]
+        session = [*problems, *waited, self._publishers[0]._session][0]
         error: ConfirmTimeout = session.timed_out(ConfirmTimeout, text, self.stream)
         error.stream = session.stream if problems else None
         return error
@@ -370,7 +369,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         if not await in_time(self._join(targets, message, parts), until):
             keep_parts(self._parts, key_of(targets, message), parts)
             late = self._timed_out(
-                [item for item, part in parts.items() if not part.done()],
+                [item.session for item, part in parts.items() if not part.done()],
                 f'the broker did not confirm the message on all partitions within {timeout} s;'
                 ' it may still be stored',
             )
@@ -456,8 +455,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         """
         session = self._publishers[0]._session
         route, before = self._targets, self._route_held
-        many = RoutedMany(session, self._router, route, before, self._check_open, self._timed_out)
-        return await many.send(messages, timeout, progress)
+        call = RoutedCall(session, self._router, route, before, self._check_open, self._timed_out)
+        return await call.send(messages, timeout, progress)
 
     # -- batches
 
@@ -474,7 +473,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
             return
         targets = as_targets(found)
         for item in targets:  # all or none
-            session = item.publisher._session
+            session = item.session
             session.check()
             if session.core.room() <= 0:
                 raise session.batch_full()
@@ -510,7 +509,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
                         found = self._router.cache.get(found) or await self._ask(found)
                     targets = as_targets(found)
                     while full := [item for item in targets if item.core.room() <= 0]:
-                        await full[0].publisher._session.wait_capacity()
+                        await full[0].session.wait_capacity()
                         if any(item.core.room() <= 0 for item in targets):
                             full[0].core.capacity.grant()  # others may use it meanwhile
                     try:

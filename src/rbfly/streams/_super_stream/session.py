@@ -1,11 +1,20 @@
-"""Reads the partitions of a super stream as one subscription."""
+"""Reads the partitions of a super stream as one subscription.
+
+Its state changes only in these ways (:data:`TRANSITIONS`)::
+
+    NEW -> READING, CLOSING, CLOSED
+    READING -> DELETED, CLOSING, CLOSED
+    DELETED -> READING, CLOSING, CLOSED
+    CLOSING -> CLOSED
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableSet, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -29,28 +38,44 @@ from ...protocol._decoder import Decoder
 from ...protocol._identity import LastChunk
 from ...protocol.offset import Offset, OffsetSource, OffsetType
 from .._admin.partitions import AT_ONCE, PACE, query_partitions
-from .._consume._iteration import Turns
-from .._consume.options import Offsets, Plan
+from .._consume._iteration import RoundRobin
+from .._consume.options import Offsets, ReadSettings
 from .._consume.session import SubscriptionSession
 from .._consume.waiter import MessageWaiter, Source
-from .._offsets.tracking import manual_tracking
-from .._waiting import WaitingTasks
+from .._offsets.store import OffsetStore
+from .._offsets.tracking import check_manual
+from .._waiting import WaitingTasks, cancel
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
 
-"""Where a subscription of a super stream starts: in each partition, or by partition."""
+
+class MergedState(Enum):
+    """What the subscription of a super stream does."""
+
+    NEW = 'new'  # its partitions are not known
+    READING = 'reading'
+    DELETED = 'deleted'  # the super stream: those of the next one are not known
+    CLOSING = 'closing'
+    CLOSED = 'closed'
 
 
-class Partition:
-    """A partition that is read; in place of a :class:`MessageWaiter` for its session.
+ENDS = (MergedState.CLOSING, MergedState.CLOSED)
+TRANSITIONS: Mapping[MergedState, Sequence[MergedState]] = {
+    MergedState.NEW: [MergedState.READING, *ENDS],
+    MergedState.READING: [MergedState.DELETED, *ENDS],
+    MergedState.DELETED: [MergedState.READING, *ENDS],
+    MergedState.CLOSING: [MergedState.CLOSED],
+    MergedState.CLOSED: [],
+}
+
+
+class PartitionReader:
+    """One partition.  Its session uses it as its waiter.
 
     :param merged: the session of the super stream; None once this is closed.
-    :ivar cursor: that of the partition's session.
     :ivar ended: no more messages of the partition arrive.
     :ivar missing: the error that the partition does not exist, until the cause is known.
     """
-
-    cursor: MessageCursor
 
     def __init__(self, merged: MergedSession, name: str) -> None:
         self.merged: MergedSession | None = merged
@@ -59,11 +84,11 @@ class Partition:
         self.ended: bool = False
         self.missing: StreamDoesNotExist | None = None
 
-    def add(self, source: Source) -> None:
-        """Ignore the call: the session of the super stream is the source of the waiter."""
+    def attach(self, source: Source) -> None:
+        """Do nothing: the source of the task's waiter is the session of the super stream."""
 
-    def remove(self, source: Source) -> None:
-        """Ignore the call, see `add`."""
+    def detach(self) -> None:
+        """Do nothing, see `attach`."""
 
     def end(self) -> None:
         """End the partition; the last one ends the subscription."""
@@ -74,47 +99,57 @@ class Partition:
     def wake(self) -> None:
         """Look at the partition in its turn: a message or an error has arrived."""
         if self.merged is not None:
-            self.merged.turns.add(self.cursor)
-            self.merged.waiter.wake()
+            self.merged.on_arrival(self.name)
 
     def is_waiting(self) -> bool:
         """True if a task waits for a message."""
         return self.merged is not None and self.merged.waiter.is_waiting()
 
+    def on_missing(self, error: StreamDoesNotExist | None) -> None:
+        """The partition does not exist; None: it was created again."""
+        self.missing = error
+
+    def close(self) -> None:
+        """The session of the super stream no longer reads the partition."""
+        self.merged = None
+
 
 class MergedSession:
     """Owns the sessions of all partitions, one :class:`SubscriptionSession` each.
 
-    :param plan: how to read the partitions.  One that is added later starts at its first message,
-        as one that the mapping of offsets lacks, unless an offset of it is stored; with an end,
-        none is added.
+    :param members: offset stores of the client's members of groups; refers to them weakly.
+    :param settings: how to read the partitions.  One that is added later starts at its first
+        message, as one that the mapping of offsets lacks, unless an offset of it is stored; with an
+        end, none is added.
     :param refresh_interval: seconds between two requests for the partitions.
     :ivar turns: the order in which the partitions are read.
     """
 
-    failed = False  # errors of partitions are those of their own sessions
+    failed = False  # each partition's session holds its own errors
 
     def __init__(
         self,
         cluster: Cluster,
+        members: MutableSet[OffsetStore],
+        waiter: MessageWaiter,
         stream: str,
-        plan: Plan,
+        settings: ReadSettings,
         refresh_interval: float,
     ) -> None:
         self.stream = stream
-        self.waiter: MessageWaiter = plan.waiter
-        self.turns: Turns = Turns(MessageCursor(None, Decoder(), turn=self.waiter.turn))
-        self.partitions: dict[str, Partition] = {}
+        self.waiter: MessageWaiter = waiter
+        self.turns: RoundRobin = RoundRobin(MessageCursor(None, Decoder(), turn=self.waiter.turn))
+        self.state: MergedState = MergedState.NEW
+        self.partitions: dict[str, PartitionReader] = {}
         self.sessions: dict[str, SubscriptionSession] = {}
-        self._by_cursor: dict[MessageCursor, Partition] = {}
+        self._by_cursor: dict[MessageCursor, PartitionReader] = {}
         # position and last chunk, by partition; if it was deleted, no chunk, and the error to raise
         # when it comes back
         self._gone: dict[str, tuple[int | None, LastChunk | None, StreamDoesNotExist | None]] = {}
         self._cluster = cluster
-        self._plan = plan
+        self._members = members
+        self._settings = settings
         self._interval = refresh_interval
-        self._is_listed = False  # the partitions are known
-        self._was_listed = False  # they were known before: new ones start at their first message
         self._errors: list[Exception] = []  # for the next tasks that wait
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listing: asyncio.Task[tuple[str, ...]] | None = None
@@ -122,16 +157,30 @@ class MergedSession:
         self._unopened: deque[MessageCursor] = deque()
         self._pace: asyncio.TimerHandle | None = None  # until the next ones open
         self._opening = WaitingTasks()  # in `open`
-        self._closing = False
         self._closed = asyncio.Event()
-        self.waiter.add(self)
+        self.waiter.attach(self)
 
     def __repr__(self) -> str:
         return f'subscription of super stream {self.stream!r}'
 
+    def _enter(self, state: MergedState) -> None:
+        before, self.state = self.state, state
+        if state not in TRANSITIONS[before]:  # no assert statement: also in optimized mode
+            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {state.name}')
+
+    @property
+    def closed(self) -> bool:
+        """True if the program receives no more messages."""
+        return self.state in ENDS
+
     @property
     def _has_ended(self) -> bool:
-        return self._closing or self.waiter.ended
+        return self.closed or self.waiter.ended
+
+    @property
+    def _is_listed(self) -> bool:
+        """True if the partitions are known."""
+        return self.state is MergedState.READING
 
     @property
     def cursor(self) -> MessageCursor:
@@ -167,15 +216,15 @@ class MergedSession:
         error: Exception | None = None
         if listing.cancelled():  # the program has cancelled every task of the loop
             error = StreamConnectionError(f'{self!r}: its task was cancelled')
-        elif isinstance(found := listing.exception(), Exception):
-            error = found
+        elif isinstance(failure := listing.exception(), Exception):
+            error = failure
         if error is None:
             self._on_listed(listing.result())
         elif isinstance(error, StreamDoesNotExist):
             self._start_over(error)
         elif not self._is_listed or not isinstance(error, StreamConnectionError):
             self._keep(error)
-        if self._is_listed and not self._plan.has_end:
+        if self._is_listed and self._settings.until is None:
             assert self._loop is not None
             self._timer = self._loop.call_later(self._interval, self._on_timer)
         self.waiter.wake()
@@ -198,33 +247,34 @@ class MergedSession:
                 self._drop(partition)
             elif partition.missing is not None:  # deleted, and created again
                 self._errors.append(partition.missing)
-                partition.missing = None
-                self.turns.dry.add(partition.cursor)
+                partition.on_missing(None)
+                self.turns.dry.add(self.sessions[name].cursor)
         for name in listed:
             if name not in self.partitions:
                 self._add(name)
-        self._is_listed = self._was_listed = True
+        if not self._is_listed:
+            self._enter(MergedState.READING)
 
     def _add(self, name: str) -> None:
-        partition = Partition(self, name)
-        start = self._start_of(name)
-        session = self.sessions[name] = self._plan.new_session(partition, name, start)
+        partition = PartitionReader(self, name)
+        session = self.sessions[name] = SubscriptionSession(
+            self._cluster, self._members, partition, name, self._start_of(name), self._settings
+        )
         if name in self._gone:
             position, identity, error = self._gone.pop(name)
             session.succeed(position, identity)
             if error is not None:
                 self._errors.append(StreamDoesNotExist(name, 'was deleted and created again'))
-        cursor = partition.cursor = session.cursor
-        cursor.super_stream = self.stream
-        self.partitions[name] = self._by_cursor[cursor] = partition
-        self._unopened.append(cursor)
-        if self._was_listed:
+        self.partitions[name] = self._by_cursor[session.cursor] = partition
+        self._unopened.append(session.cursor)
+        if self.state is not MergedState.NEW:
             self._note(Observer.on_partition_added, name, 'was added: reading it')
 
     def _begin(self) -> None:
-        """Let the task that waits open the next partitions, unless it is too early.
+        """Open the next few partitions, at most AT_ONCE in each PACE.
 
-        The partitions before them reconnect the client if necessary, and report why.
+        While the client is disconnected, wait: the partitions before them reconnect it, and report
+        why they cannot.
         """
         unopened = self._unopened
         if not unopened or self._pace is not None or self._has_ended:
@@ -241,26 +291,26 @@ class MergedSession:
         self.waiter.wake()
 
     def _start_of(self, name: str) -> Offset | OffsetSource:
-        offset: Offsets = self._plan.offset
+        offset: Offsets = self._settings.offset
         if isinstance(offset, Mapping):
             return offset.get(name, Offset.FIRST)
-        if not self._was_listed or not isinstance(offset, Offset):
+        if self.state is MergedState.NEW or not isinstance(offset, Offset):
             return offset
         if offset.type == OffsetType.REFERENCE:
             return Offset.reference(str(offset.value), default=Offset.FIRST)
         return Offset.FIRST
 
-    def _drop(self, partition: Partition) -> None:
+    def _drop(self, partition: PartitionReader) -> None:
         self._forget(partition)
         self._note(Observer.on_partition_gone, partition.name, 'is gone: reading the others')
         self.on_partition_end()
 
-    def _forget(self, partition: Partition) -> None:
-        partition.merged = None
+    def _forget(self, partition: PartitionReader) -> None:
+        partition.close()
         del self.partitions[partition.name]
-        del self._by_cursor[partition.cursor]
-        self.turns.remove(partition.cursor)
         session = self.sessions.pop(partition.name)
+        del self._by_cursor[session.cursor]
+        self.turns.remove(session.cursor)
         identity = None if partition.missing else session.identity
         self._gone[partition.name] = session.position, identity, partition.missing
         session.release()
@@ -277,7 +327,8 @@ class MergedSession:
         # its partitions were deleted with it
         self._gone = {name: (position, None, None) for name, (position, *_) in self._gone.items()}
         self._unopened.clear()
-        self._is_listed = False
+        if self._is_listed:
+            self._enter(MergedState.DELETED)
         self._errors = [error]
 
     def _keep(self, error: Exception) -> None:
@@ -286,7 +337,7 @@ class MergedSession:
             case StreamConnectionError():
                 is_known = bool(self._errors)
             case ProtocolError(code=code):
-                is_known = any(getattr(item, 'code', None) == code for item in self._errors)
+                is_known = any(getattr(known, 'code', None) == code for known in self._errors)
             case _:
                 is_known = False
         if not is_known:
@@ -294,9 +345,14 @@ class MergedSession:
                 about(error, self.stream)
             self._errors.append(error)
 
+    def on_arrival(self, name: str) -> None:
+        """A message or an error of a partition has arrived."""
+        self.turns.add(self.sessions[name].cursor)
+        self.waiter.wake()
+
     def on_partition_end(self) -> None:
         """A partition has ended; the subscription ends with the last one, if it has an end."""
-        if self.partitions and all(item.ended for item in self.partitions.values()):
+        if self.partitions and all(partition.ended for partition in self.partitions.values()):
             self.waiter.end()
 
     # -- the waiting task
@@ -328,7 +384,7 @@ class MergedSession:
                 # `turns` has marked them as finished
                 self.sessions[partition.name].on_wait(finished=False)
             except StreamDoesNotExist as ex:
-                partition.missing = ex
+                partition.on_missing(ex)
                 self._list()
             except Exception as ex:
                 self.turns.add(cursor)
@@ -342,8 +398,8 @@ class MergedSession:
         return self._ready()
 
     def _ready(self) -> list[SubscriptionSession]:
-        found = map(self._by_cursor.get, self.turns.ready)
-        return [self.sessions[item.name] for item in found if item is not None]
+        partitions = map(self._by_cursor.get, self.turns.ready)
+        return [self.sessions[partition.name] for partition in partitions if partition is not None]
 
     async def open(self) -> None:
         """Wait until the broker has accepted the subscriptions of all partitions.
@@ -355,20 +411,21 @@ class MergedSession:
         while pending and not self._has_ended:
             self.on_wait(finished=False)
             pending = not self._is_listed
-            for partition in list(self.partitions.values()):
+            for name, partition in list(self.partitions.items()):
                 if partition.missing is not None:
                     pending = True
                 elif not partition.ended and partition.merged is not None:
                     self.on_yield()  # those after it
+                    session = self.sessions[name]
                     try:
-                        await self.sessions[partition.name].open()
+                        await session.open()
                     except (StreamDoesNotExist, SubscriptionClosed):
-                        self.turns.dry.add(partition.cursor)
+                        self.turns.dry.add(session.cursor)
                         pending = True
             if pending and not self._has_ended:
                 self._list()
                 await self._opening.wait()
-        if self._closing:
+        if self.closed:
             raise about(SubscriptionClosed(f'the {self!r} is closed'), self.stream)
 
     # -- offsets
@@ -389,18 +446,20 @@ class MergedSession:
     async def commit(self, offsets: Mapping[str, int] | None) -> None:
         """Store offsets, by partition; None for those of the last messages delivered."""
         self._cluster.check_loop()
-        manual_tracking(self._plan.tracking, self)  # also before the partitions are known
+        check_manual(self._settings.tracking, self)  # also before the partitions are known
         sessions = self.sessions
         if offsets is None:
-            await self._all({name: item.commits.commit(None) for name, item in sessions.items()})
+            await self._all(
+                {name: session.offsets.commit(None) for name, session in sessions.items()}
+            )
             return
         check_type('offsets', offsets, Mapping, None)
         for name, offset in offsets.items():
             if name not in sessions:
                 raise ArgumentError(f'{self!r} does not read a partition {name!r}')
-            sessions[name].commits.check(offset)
+            sessions[name].offsets.check(offset)
         await self._all(
-            {name: sessions[name].commits.commit(offset) for name, offset in offsets.items()}
+            {name: sessions[name].offsets.commit(offset) for name, offset in offsets.items()}
         )
 
     # -- ending
@@ -408,7 +467,7 @@ class MergedSession:
     def stop(self) -> None:
         """Deliver no more messages; `finish` closes the subscription."""
         self._cluster.check_loop()
-        if self._closing:
+        if self.closed:
             return
         for session in self.sessions.values():
             session.stop()
@@ -417,7 +476,7 @@ class MergedSession:
 
     async def finish(self) -> None:
         """Close the subscription: the program asks for a message after the last one."""
-        await self._close({name: item.finish for name, item in self.sessions.items()})
+        await self._close({name: session.finish for name, session in self.sessions.items()})
 
     async def close(self, *, wait: bool, reader: asyncio.Task[Any] | None = None) -> None:
         """Close the subscription, and end the iteration of a waiting task.
@@ -437,15 +496,15 @@ class MergedSession:
             self._abort()
             raise
         await self._close(
-            {name: partial(item.close, wait=True) for name, item in self.sessions.items()}
+            {name: partial(session.close, wait=True) for name, session in self.sessions.items()}
         )
 
     async def _close(self, calls: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-        if self._closing:
+        if self.closed:
             if not any(session.is_revoking for session in self.sessions.values()):
                 await self._closed.wait()
             return
-        self._closing = True
+        self._enter(MergedState.CLOSING)
         try:
             self._end_waiting()
             await self._all({name: call() for name, call in calls.items()})
@@ -454,53 +513,56 @@ class MergedSession:
 
     async def _all(self, calls: Mapping[str, Awaitable[None]]) -> None:
         """Wait for calls of all partitions at once, then raise one error."""
-        found = await asyncio.gather(*calls.values(), return_exceptions=True)
-        errors = {name: item for name, item in zip(calls, found, strict=True) if item is not None}
+        results = await asyncio.gather(*calls.values(), return_exceptions=True)
+        errors = {
+            name: error for name, error in zip(calls, results, strict=True) if error is not None
+        }
         if errors:
             try:
                 raise self._one_of(errors)
             finally:
-                del found, errors  # their tracebacks refer to this frame
+                del results, errors  # their tracebacks refer to this frame
 
     def _one_of(self, errors: Mapping[str, BaseException]) -> BaseException:
         """Return the error that stands for those of partitions.
 
         :class:`.OffsetNotStored` names all of them; errors of other libraries go first.
         """
-        found = sorted(errors.values(), key=lambda item: isinstance(item, RbFlyError))
-        if not isinstance(found[0], RbFlyError) or len(found) == 1:
-            return found[0]
-        found.sort(key=lambda item: isinstance(item, OffsetNotStored))
-        if not isinstance(found[-1], OffsetNotStored):
-            return found[0]
+        ordered = sorted(errors.values(), key=lambda error: isinstance(error, RbFlyError))
+        if not isinstance(ordered[0], RbFlyError) or len(ordered) == 1:
+            return ordered[0]
+        ordered.sort(key=lambda error: isinstance(error, OffsetNotStored))
+        if not isinstance(ordered[-1], OffsetNotStored):
+            return ordered[0]
         names = ', '.join(map(repr, errors))
-        error = OffsetNotStored(f'{self!r}: no offset is stored for partitions {names}: {found[0]}')
-        error.__cause__ = found[0]
-        return about(error, self.stream, found[0].reference)
+        error = OffsetNotStored(
+            f'{self!r}: no offset is stored for partitions {names}: {ordered[0]}'
+        )
+        error.__cause__ = ordered[0]
+        return about(error, self.stream, ordered[0].reference)
 
     def _end_waiting(self) -> None:
-        self.waiter.remove(self)
+        self.waiter.detach()
         self.waiter.wake()
         self._opening.wake()
 
     def _abort(self) -> None:
         """Close the subscription without waiting, unless another task closes it."""
-        if not self._closing:
-            self._closing = True
+        if not self.closed:
             self._end_waiting()
             self._end()
 
     def _end(self) -> None:
-        self.waiter.remove(self)
+        self._enter(MergedState.CLOSED)
+        self.waiter.detach()
         listing, self._listing = self._listing, None
-        if listing is not None and not listing.get_loop().is_closed():
-            listing.cancel()
+        cancel(listing)
         for timer in (self._timer, self._pace):
             if timer is not None:
                 timer.cancel()
         self._timer = self._pace = None
         for partition in self.partitions.values():
-            partition.merged = None
+            partition.close()
         call_each([session.abort for session in self.sessions.values()])
         self._by_cursor.clear()
         self._closed.set()
@@ -510,11 +572,10 @@ class MergedSession:
 
         May be called from any thread, with or without a running event loop.
         """
-        if self._closing:
+        if self.closed:
             return
         loop = self._cluster.loop
         if loop is None or loop.is_closed():
-            self._closing = True
             self._end()
         else:  # never directly, see SubscriptionSession.release
             loop.call_soon_threadsafe(self._abort)

@@ -1,0 +1,54 @@
+"""MessagePack by msgspec: a reference for how fast a Python codec can be."""
+
+from typing import Any
+
+import msgspec
+
+from ..lanes import Kind
+from .base import Target, Work
+from .codec import Case, Codec, Message
+
+
+class Body(msgspec.Struct):
+    """Only the body of a message with sections; the decoder skips the others."""
+
+    body: Any
+
+
+def case(work: str, message: Message) -> Case:
+    encoder = msgspec.msgpack.Encoder()
+    decoder: Any = msgspec.msgpack.Decoder()
+    buffer = bytearray(4096)
+    data: Any = message.body
+    value = 'data'
+    if message.properties:
+        data = {
+            'properties': message.properties,
+            'app_properties': message.app_properties,
+            'body': message.body,
+        }
+        fields = ', '.join(f'{name!r}: {text!r}' for name, text in message.properties.items())
+        value = f"{{'properties': {{{fields}}}, 'app_properties': app_properties, 'body': data}}"
+    names: dict[str, Any] = {
+        'app_properties': message.app_properties,
+        'buffer': buffer,
+        'data': message.body,
+        'decode': decoder.decode,
+        'encode': encoder.encode,
+        'encode_into': encoder.encode_into,
+        'raw': encoder.encode(data),
+    }
+    if work == 'encode-into':
+        return Case(
+            f'encode_into({value}, buffer)', names, data, lambda _: decoder.decode(bytes(buffer))
+        )
+    if work == 'encode':
+        return Case(f'encode({value})', names, data, decoder.decode)
+    if work == 'decode' and message.properties:
+        names['decode'] = msgspec.msgpack.Decoder(Body).decode
+        return Case('decode(raw).body', names, message.body)
+    return Case('decode(raw)', names, data)
+
+
+def make(kind: Kind, target: Target) -> Work:
+    return Codec(case, kind, target)

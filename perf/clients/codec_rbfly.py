@@ -1,0 +1,74 @@
+"""This client's codec."""
+
+from typing import Any
+
+from rbfly.amqp import (
+    AMQPProperties,
+    MessageCtx,
+    decode_amqp,
+    encode_amqp,
+    encode_amqp_bytes,
+    stream_message_ctx,
+)
+
+from ..lanes import Kind
+from .base import Target, Work
+from .codec import PROPERTIES, Case, Codec, Message
+
+SECTIONS = 'm.properties, m.app_properties, m.body'
+
+
+def arguments(message: Message) -> str:
+    """Source of the arguments for `stream_message_ctx`."""
+    if not message.properties:
+        return 'data'
+    fields = ', '.join(f'{name}={value!r}' for name, value in message.properties.items())
+    return f'data, properties=AMQPProperties({fields}), app_properties=app_properties'
+
+
+def contents(ctx: MessageCtx) -> tuple[Any, ...]:
+    """Body, properties and application properties, for comparison."""
+    fields = {name: getattr(ctx.properties, name) for name in PROPERTIES}
+    properties = {name: str(value) for name, value in fields.items() if value is not None}
+    return ctx.body, properties, ctx.app_properties
+
+
+def case(work: str, message: Message) -> Case:
+    context = f'stream_message_ctx({arguments(message)})'
+    buffer = bytearray(4096)
+    names: dict[str, Any] = {
+        'AMQPProperties': AMQPProperties,
+        'app_properties': message.app_properties,
+        'buffer': buffer,
+        'data': message.body,
+        'decode_amqp': decode_amqp,
+        'encode_amqp': encode_amqp,
+        'encode_amqp_bytes': encode_amqp_bytes,
+        'stream_message_ctx': stream_message_ctx,
+    }
+    names['raw'] = eval(f'encode_amqp_bytes({context})', names)
+    del names['__builtins__']
+    expected = (message.body, message.properties, message.app_properties)
+
+    def written(size: int) -> tuple[Any, ...]:
+        return contents(decode_amqp(bytes(buffer[:size])))
+
+    if work == 'encode-into':
+        return Case(f'encode_amqp(buffer, {context})', names, expected, written)
+    if work == 'encode':
+        return Case(
+            f'encode_amqp_bytes({context})', names, expected, lambda x: contents(decode_amqp(x))
+        )
+    if work == 'decode':
+        return Case('decode_amqp(raw).body', names, message.body)
+    fields: dict[str, Any] = dict(message.properties)
+    properties = AMQPProperties(**fields)
+    return Case(
+        f'm = decode_amqp(raw); ({SECTIONS})',
+        names,
+        (properties, message.app_properties, message.body),
+    )
+
+
+def make(kind: Kind, target: Target) -> Work:
+    return Codec(case, kind, target)

@@ -1,0 +1,91 @@
+"""Floor: a socket that sends prepared frames and counts confirms.
+
+It blocks until data arrives, or polls: it asks for data again and again.
+"""
+
+from time import perf_counter
+
+from .. import wire
+from ..lanes import Kind
+from .base import Target, Work, bodies
+
+SUB_ENTRY = 100
+
+
+class PollingConnection(wire.Connection):
+    def receive(self) -> bytes:
+        receive = super().receive
+        while True:
+            try:
+                return receive()
+            except BlockingIOError:
+                pass
+
+
+class Connected(Work):
+    """What these lanes share: one connection."""
+
+    connect = wire.Connection
+
+    async def open(self) -> None:
+        self.connection = self.connect(self.target.address, timeout=None)
+
+    async def round_trip(self) -> float:
+        start = perf_counter()
+        self.connection.stats(self.target.stream)
+        return perf_counter() - start
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+class Publish(Connected):
+    """Send frames with at most `window` messages in flight."""
+
+    async def open(self) -> None:
+        await super().open()
+        self.connection.declare_publisher(self.target.stream)
+
+    async def prepare(self, count: int) -> None:
+        self.messages = wire.publish_frames(bodies(count, self.kind.body), self.kind.frame)
+
+    async def run(self) -> int:
+        return self.connection.publish(self.messages, self.kind.frame, self.kind.window)
+
+
+class PollingPublish(Publish):
+    connect = PollingConnection
+
+    async def open(self) -> None:
+        await super().open()
+        self.connection.socket.setblocking(False)
+
+
+class SubEntries(Publish):
+    """Send messages in sub-entries, which are confirmed as a whole."""
+
+    async def prepare(self, count: int) -> None:
+        self.messages = wire.sub_entry_frames(bodies(count), SUB_ENTRY, self.kind.frame)
+
+    async def run(self) -> int:
+        return SUB_ENTRY * await super().run()
+
+
+class Consume(Connected):
+    async def run(self) -> int:
+        assert self.kind.stored
+        self.readers = self.kind.stored.readers
+        for number in range(self.readers):
+            self.connection.start_subscription(self.target.stream, number)
+        return self.connection.read_messages(self.count)
+
+    async def finish(self) -> None:
+        for number in range(self.readers):
+            self.connection.unsubscribe(number)
+
+
+def make(kind: Kind, target: Target, polls: bool = False) -> Work:
+    if kind.stored:
+        return Consume(kind, target)
+    way = SubEntries if kind.work == 'sub-publish' else PollingPublish if polls else Publish
+    return way(kind, target)

@@ -1,0 +1,73 @@
+"""A RabbitMQ node behind proxies that inject latency."""
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack, ExitStack
+from typing import Self
+from urllib.parse import urlsplit
+
+from brokers import RabbitMQ
+from brokers.proxy import Proxy
+from brokers.state import free_ports
+
+
+class DelayedBroker:
+    """A RabbitMQ node on loopback, for streams and AMQP 0.9.1; `with` starts and stops it.
+
+    The proxies run in a thread.  Stream clients connect through their proxy because the node
+    advertises its port.
+
+    :ivar direct: stream URI of the node itself.
+    :ivar uri: stream URI through the proxy.
+    :ivar amqp_uri: AMQP URI through the proxy.
+    """
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            port, *_ = free_ports(1)
+            self.broker = RabbitMQ.private(1, advertised_ports=[port])
+            stack.callback(self.broker.stop, orderly=False)
+            self.broker.start()
+            (node,) = self.broker.nodes
+            self.direct = self.broker.uri
+            amqp = urlsplit(str(self.broker.amqp_uri))
+            assert amqp.hostname
+            assert amqp.port
+            self.proxies = [
+                Proxy((node.host, node.stream_port), port=port),
+                Proxy((amqp.hostname, amqp.port)),
+            ]
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._serve, name='far', daemon=True)
+            self._ready = threading.Event()
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
+            self._ready.wait()
+            self.uri = self.proxies[0].uri
+            self.amqp_uri = amqp._replace(
+                netloc=f'{amqp.username}:{amqp.password}@127.0.0.1:{self.proxies[1].port}'
+            ).geturl()
+            self._stack = stack.pop_all()
+        return self
+
+    def _serve(self) -> None:
+        async def serve() -> AsyncExitStack:
+            stack = AsyncExitStack()
+            for proxy in self.proxies:
+                await stack.enter_async_context(proxy)
+            self._ready.set()
+            return stack
+
+        stack = self._loop.run_until_complete(serve())
+        self._loop.run_forever()
+        self._loop.run_until_complete(stack.aclose())
+        self._loop.close()
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def delay(self, milliseconds: float) -> None:
+        """Set the latency added to each round trip."""
+        for proxy in self.proxies:
+            proxy.delay = milliseconds / 2000

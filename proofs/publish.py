@@ -1,0 +1,296 @@
+"""Proofs of publishing: what is confirmed is stored once and in order, whatever fails."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import rbfly.streams as rbs
+
+from .checker import LOST, ORDER, REFUSED_STORED, TWICE, described, key_of, unordered_by, violations
+from .fault_injection import FaultInjection, Gate
+from .history import CONFIRMED, REFUSED, UNKNOWN, History
+from .run import ProofError, Run
+from .test_bed import CONFIRM_DOWN, ENTRY_UP, Bed, ClusterBed, body
+from .wiretap import Tap
+
+BATCH = 1_000
+NAME = 'proof'
+GIVE_UP = 0.2  # share of messages with a timeout or a cancellation
+PATIENCE = 0.0005, 0.005, 0.05, 0.5  # seconds until then
+CANCEL_WINDOW = 100  # small, so that some sends wait for the window when they are cancelled
+CANCEL_TASKS = 300
+CANCEL_LAST = 0.005  # maximum seconds until a send is cancelled
+
+
+class Sender:
+    """Sends messages in the way that `--by` selects, and records their history."""
+
+    def __init__(self, run: Run, publisher: Any, gate: Gate, history: History) -> None:
+        self.run = run
+        self.publisher = publisher
+        self.gate = gate
+        self.history = history
+
+    def report(self, numbers: Sequence[int], outcome: int) -> None:
+        self.history.note(numbers, outcome)
+        self.run.done += len(numbers)
+
+    async def in_tasks(self, send: Callable[[bytes], Awaitable[int]]) -> None:
+        """Let many tasks send messages and record the outcome that `send` returns."""
+
+        async def work() -> None:
+            while (number := await self.gate.take()) is not None:
+                self.history.send(number)
+                self.report((number,), await send(body(number)))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.run['tasks']):
+                group.create_task(work())
+
+    async def by_send(self) -> None:
+        """Send each message with `send`."""
+        send = self.publisher.send
+
+        async def confirmed(message: bytes) -> int:
+            await send(message)
+            return CONFIRMED
+
+        await self.in_tasks(confirmed)
+
+    async def by_giving_up(self) -> None:
+        """Like `by_send`, but many sends time out or are cancelled."""
+        rnd, send = self.run.random, self.publisher.send
+
+        async def impatient(message: bytes) -> int:
+            chance, patience = rnd.random(), rnd.choice(PATIENCE)
+            try:
+                if chance < GIVE_UP / 2:
+                    await send(message, timeout=patience)
+                elif chance < GIVE_UP:
+                    async with asyncio.timeout(patience):
+                        await send(message)
+                else:
+                    await send(message)
+            except rbs.ConfirmTimeout as ex:
+                return REFUSED if ex.outcome == 'not_sent' else UNKNOWN
+            except TimeoutError:  # cancelled
+                return UNKNOWN
+            return CONFIRMED
+
+        await self.in_tasks(impatient)
+
+    async def by_flush(self) -> None:
+        """Send batches of 1,000 messages, each confirmed before the next."""
+        while (first := await self.gate.take()) is not None:
+            numbers = range(first, first + 1 + self.gate.more(BATCH - 1))
+            for number in numbers:
+                self.history.send(number)
+                self.publisher.batch(body(number))
+            await self.publisher.flush()
+            self.report(numbers, CONFIRMED)
+
+    async def by_send_many(self) -> None:
+        """Send all messages with one call, which returns when they are confirmed."""
+        first = self.gate.next
+
+        async def source() -> AsyncIterator[bytes]:
+            while (number := await self.gate.take()) is not None:
+                self.history.send(number)
+                self.run.done = number
+                yield body(number)
+
+        count = await self.publisher.send_many(source())
+        numbers = range(first, self.gate.next)
+        if count != len(numbers):
+            raise ProofError(f'send_many returned {count:,} instead of {len(numbers):,}')
+        self.run.done = first
+        self.report(numbers, CONFIRMED)
+
+    async def send_all(self) -> None:
+        ways = {
+            'send': self.by_send,
+            'flush': self.by_flush,
+            'send-many': self.by_send_many,
+            'giving-up': self.by_giving_up,
+        }
+        if (by := self.run['by']) not in ways:
+            raise ProofError(f'unknown way of publishing --by {by}; use {", ".join(ways)}')
+        await ways[by]()
+
+
+@asynccontextmanager
+async def publisher_to(
+    bed: Bed, stream: str, name: str | None = None, *, by_key: bool = False, **options: Any
+) -> AsyncIterator[Any]:
+    """Open a client with a publisher.
+
+    :param by_key: publish to a super stream, by key.
+    """
+    async with rbs.streams_client(bed.uris, connection_name='proof') as client:
+        if by_key:
+            opening: Any = client.super_stream(stream).publisher(
+                name=name, route=rbs.by_hash(key_of)
+            )
+        else:
+            opening = client.publisher(stream, name=name, **options)
+        async with opening as publisher:
+            yield publisher
+
+
+async def publish(run: Run, bed: ClusterBed) -> None:
+    """Publish all messages during faults, then check the stored messages."""
+    total = run['messages']
+    gate = Gate(total)
+    faults = FaultInjection(run, bed, gate, {'up': total * ENTRY_UP, 'down': total * CONFIRM_DOWN})
+    named = not run['unnamed']
+    async with bed.stream() as stream:
+        history = History('', stream, named, total, faults.epoch)
+        async with (
+            publisher_to(bed, stream, NAME if named else None) as publisher,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(faults.drive(stream))
+            group.create_task(Sender(run, publisher, gate, history).send_all())
+        run.check_returned()
+        numbers, _ = await bed.stored(stream)
+    crossed = len(set(numbers))
+    up, down = sum(bed.carried('up')), sum(bed.carried('down'))
+    run.check(
+        'the traffic went through the proxies',
+        up >= crossed * ENTRY_UP and down >= crossed * CONFIRM_DOWN,
+        f'{up:,} bytes up, {down:,} down',
+    )
+    check_stored(run, history, numbers, cuts=faults.kind == 'cuts')
+    faults.check()
+
+
+def check_stored(run: Run, history: History, numbers: Sequence[int], *, cuts: bool) -> None:
+    """Check what a stream contains.
+
+    :param cuts: whether each fault causes one duplicate at most.
+    """
+
+    def allowed(number: int) -> int:
+        called, returned = history.called[number], history.returned[number]
+        if history.named or (called == returned and not called % 2):
+            return 1
+        return 1 + (returned - called) // 2 if cuts else history.total
+
+    wrong = violations(history, numbers, allowed)
+    run.found['stored'] = len(numbers)
+    refused = wrong.pop(REFUSED_STORED, [])
+    outcomes = history.outcomes
+    if outcomes.count(REFUSED) or outcomes.count(UNKNOWN):
+        run.found |= {
+            'not sent': outcomes.count(REFUSED),
+            'unknown': outcomes.count(UNKNOWN),
+            'unknown and stored': sum(outcomes[number] == UNKNOWN for number in set(numbers)),
+        }
+        run.check_none('no message is stored that was reported as not sent', len(refused))
+    order = wrong.pop(ORDER, [])
+    claim = 'stored exactly once'
+    if not history.named:
+        claim = 'stored at least once, and exactly once if no fault preceded the confirm'
+        run.found['duplicates'] = len(numbers) - len(set(numbers))
+    run.check_none(claim, described(wrong))
+    run.check_none('stored in order', described({ORDER: order}))
+
+
+async def tasks(run: Run, bed: ClusterBed) -> None:
+    """In each of many tasks, `send` returns after the confirm of its own message."""
+    each = run['messages'] // run['tasks']
+    total = each * run['tasks']
+    tap = Tap(bed.proxies[0], total)
+    early: list[int] = []
+
+    async with bed.stream() as stream:
+        history = History('', stream, True, total)
+        async with publisher_to(bed, stream) as publisher, asyncio.TaskGroup() as group:
+
+            async def work(task: int) -> None:
+                for number in range(task * each, (task + 1) * each):
+                    history.send(number)
+                    await publisher.send(body(number))
+                    history.note((number,), CONFIRMED)
+                    run.done += 1
+                    if not tap.confirmed[number]:
+                        early.append(number)
+
+            for task in range(run['tasks']):
+                group.create_task(work(task))
+        run.check('every send returned', run.done == total, f'{run.done:,} of {total:,}')
+        numbers, _ = await bed.stored(stream)
+    run.check(
+        'every send returned after the confirm of its own message',
+        tap.published == total and not early,
+        f'{tap.published:,} published, {len(early):,} returned too early',
+    )
+    run.check_none('stored exactly once', described(violations(history, numbers, ordered=False)))
+    late = unordered_by(numbers, lambda number: number // each)
+    run.check_none("each task's messages are stored in order", late)
+
+
+async def cancels(run: Run, bed: ClusterBed) -> None:
+    """Cancelled sends do not affect other messages, and their publishing ids are not reused."""
+    rnd = run.random
+    wanted, least = run['cuts'], run['messages']
+    most = 10 * (wanted + least)
+    tap = Tap(bed.proxies[0], most)
+    cancelled: set[int] = set()
+    early: list[int] = []
+    moments = {'after turns': 0, 'after a time': 0}
+
+    async with bed.stream() as stream:
+        history = History('', stream, True, most)
+        async with publisher_to(bed, stream, NAME, max_unconfirmed=CANCEL_WINDOW) as publisher:
+            loop = asyncio.get_running_loop()
+
+            async def send(number: int) -> None:
+                """Send a message, and cancel the call in turn, later or not at all."""
+                task = asyncio.create_task(publisher.send(body(number)))
+                how = ''
+                if len(cancelled) < wanted:
+                    how = rnd.choice(('', 'after turns', 'after a time'))
+                if how == 'after turns':
+                    for _ in range(rnd.randrange(1, 5)):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                elif how:
+                    loop.call_later(rnd.random() * CANCEL_LAST, task.cancel)
+                await asyncio.wait([task])
+                if task.cancelled():
+                    cancelled.add(number)
+                    moments[how] += 1
+                else:
+                    await task
+                    history.note((number,), CONFIRMED)
+                    if not tap.confirmed[number]:
+                        early.append(number)
+                run.done += 1
+
+            async def work() -> None:
+                while len(cancelled) < wanted or history.next < least:
+                    (number,) = history.take(1)
+                    await send(number)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(CANCEL_TASKS):
+                    group.create_task(work())
+        numbers, _ = await bed.stored(stream)
+    run.found |= {
+        'sent': history.next,
+        'cancelled': len(cancelled),
+        **{f'cancelled {how}': number for how, number in moments.items()},
+        'cancelled and stored': len(cancelled.intersection(numbers)),
+    }
+    run.check(f'{wanted:,} sends cancelled', len(cancelled) >= wanted, f'{len(cancelled):,}')
+    wrong = violations(history, numbers)
+    run.check_none('no other message is lost', described({LOST: wrong.get(LOST, [])}))
+    run.check('no message is stored twice', TWICE not in wrong, f'{len(numbers):,} stored')
+    run.check_none('every other send returned after the confirm of its own message', len(early))
+    run.check(
+        'no publishing id was reused',
+        tap.published >= len(numbers) and not tap.reused,
+        f'{tap.published:,} published, {len(tap.reused):,} reused',
+    )

@@ -1,0 +1,45 @@
+"""Run proofs in tests."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from brokers import BrokerError
+from proofs.catalogue import PROOFS, Value
+from proofs.run import Run
+from proofs.test_bed import ClusterBed, behind_proxies, in_memory, with_proxies
+from tests.seed import of_run
+
+Beds = Callable[[], AbstractAsyncContextManager[ClusterBed]]
+
+
+def beds(nodes: int, version: str | None = None) -> Iterator[Beds]:
+    """Start a broker whose nodes advertise the ports of proxies, with new proxies for each test.
+
+    :param version: of RabbitMQ; None for that of the run.
+    """
+    broker, mqtt = behind_proxies(nodes, version=version)
+    try:
+        broker.start()
+    except (BrokerError, OSError) as ex:
+        pytest.fail(f'no RabbitMQ behind proxies: {ex}')
+    yield lambda: with_proxies(broker, mqtt, of_run())
+    broker.stop(orderly=False)
+
+
+async def holds(make: Beds, name: str, **settings: Value) -> Run:
+    """Run a proof and assert that it holds."""
+    run = Run(PROOFS[name], of_run(), **settings)
+    async with make() as bed:
+        await run.execute(bed)
+    assert run.holds, '\n'.join(run.summary())
+    return run
+
+
+async def run_in_memory(name: str, **settings: Value) -> Run:
+    """Run a proof on the in-memory broker."""
+    run = Run(PROOFS[name], of_run(), on='memory', **settings)
+    async with in_memory(3, of_run()) as bed:
+        await run.execute(bed)
+    return run
