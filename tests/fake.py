@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 
 from rbfly.protocol import commands, message_frames
 from rbfly.protocol.chunks import message, write_chunk
-from rbfly.protocol.commands import Broker, Request, StreamMetadata
+from rbfly.protocol.commands import NodeAddress, Request, StreamMetadata
 from rbfly.protocol.commands import frame as frame
 from rbfly.protocol.commands import string as string
 from rbfly.protocol.commands import string_map as string_map
@@ -288,7 +288,7 @@ class FakeBroker:
             case commands.ExchangeCommandVersions():
                 return {Key.PUBLISH: (1, 2)}
             case commands.Metadata(streams=names):
-                return {name: StreamMetadata(OK, Broker(host, port), ()) for name in names}
+                return {name: StreamMetadata(OK, NodeAddress(host, port), ()) for name in names}
             case commands.StreamStats():
                 return dict.fromkeys(('first_chunk_id', 'last_chunk_id', 'committed_chunk_id'), -1)
 

@@ -48,7 +48,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'polling', 'resolving', 'uri', 'waiting'],
+        ['', 'busy_poll', 'resolving', 'uri', 'waiting'],
         ['observer', 'requests'],
         ['connection', 'retry'],
         ['handshake', 'single_flight'],
@@ -58,7 +58,7 @@ LAYERS = {
         ['cluster'],
         ['registration'],
         ['recovery'],
-        ['outages'],
+        ['outage_log'],
     ],
     'rbfly.streams': [
         ['error', 'offset', 'types', 'events', '_arguments', '_misuse', '_repeating', '_waiting'],
@@ -70,12 +70,12 @@ LAYERS = {
     ],
     'rbfly.testing': [
         ['faults', 'arguments'],
-        ['wire'],
+        ['connection'],
         ['stream'],
         ['node', 'frames', 'group'],
         ['cluster'],
-        ['running', 'session'],
-        ['handlers', 'injecting'],
+        ['lifecycle', 'session'],
+        ['fault_methods', 'handlers'],
         ['broker'],
         [''],
         ['rbfly.__main__', 'rbfly.fixtures'],

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rbfly.error import RbFlyError
 from rbfly.protocol import chunks, commands, fields, message_frames
 from rbfly.protocol.chunks import PublishEntry
-from rbfly.protocol.commands import Broker, Reader, StreamMetadata, Tune
+from rbfly.protocol.commands import NodeAddress, Reader, StreamMetadata, Tune
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams import Offset, OffsetType
 from rbfly.streams.error import ArgumentError, ArgumentOverflowError, FrameError
@@ -184,8 +184,8 @@ def test_encoded_one_way_frame(data: bytes, expected: str) -> None:
     assert data == struct.pack('>I', len(body)) + body
 
 
-LOCAL = Broker('localhost', 5552)
-OTHER = Broker('höst', 65535)
+LOCAL = NodeAddress('localhost', 5552)
+OTHER = NodeAddress('höst', 65535)
 
 # A command, the response's code and value, and the response's bytes from the code on.
 RESPONSES: list[tuple[type[commands.Command[Any]], int, Any, str]] = [
@@ -485,7 +485,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     fields.Challenge: st.none() | st.binary(max_size=40),
     fields.LastMap: st.dictionaries(TEXT, TEXT, max_size=4),
 }
-BROKERS = st.builds(Broker, TEXT, VALUES[fields.U32])
+BROKERS = st.builds(NodeAddress, TEXT, VALUES[fields.U32])
 OFFSETS = st.one_of(
     st.sampled_from([Offset.FIRST, Offset.LAST, Offset.NEXT]),
     st.builds(Offset.offset, VALUES[fields.U64]),
@@ -630,8 +630,17 @@ def test_repr_hides_the_password() -> None:
 def test_commands_are_values() -> None:
     assert repr(Tune(1, heartbeat=60)) == 'Tune(frame_max=1, heartbeat=60)'
     assert commands.Close(reason='enough') == commands.Close(ResponseCode.OK, 'enough')
-    assert str(Broker('node', 5552)) == 'node:5552'
-    assert len({Broker('node', 5552), Broker(port=5552, host='node'), Broker('node', 5551)}) == 2
+    assert str(NodeAddress('node', 5552)) == 'node:5552'
+    assert (
+        len(
+            {
+                NodeAddress('node', 5552),
+                NodeAddress(port=5552, host='node'),
+                NodeAddress('node', 5551),
+            }
+        )
+        == 2
+    )
     other: object = commands.Partitions('a')
     assert commands.Delete('a') != other
     assert pickle.loads(pickle.dumps(Tune(1, 60))) == Tune(1, 60)

@@ -245,7 +245,7 @@ async def test_delete(client: RawClient) -> None:
 
 async def test_metadata(memory: StreamBroker, client: RawClient) -> None:
     found = await client.value(Metadata(('nothing', 's')))
-    here = commands.Broker('127.0.0.1', memory.port)
+    here = commands.NodeAddress('127.0.0.1', memory.port)
     assert found == {
         'nothing': commands.StreamMetadata(0x02, None, ()),
         's': commands.StreamMetadata(0x01, here, ()),

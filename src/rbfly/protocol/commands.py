@@ -235,7 +235,7 @@ class StreamStats(Command[dict[String, I64]], key=Key.STREAM_STATS):
     stream: String
 
 
-class Broker(Record):
+class NodeAddress(Record):
     """A node's advertised address."""
 
     host: str
@@ -249,8 +249,8 @@ class StreamMetadata(Record):
     """The nodes of a stream; `leader` is None if the stream has no leader at the moment."""
 
     code: int
-    leader: Broker | None
-    replicas: tuple[Broker, ...]
+    leader: NodeAddress | None
+    replicas: tuple[NodeAddress, ...]
 
 
 BROKERS = codec_of(dict[U16, tuple[String, U32]])
@@ -271,7 +271,7 @@ def write_metadata(streams: dict[str, StreamMetadata]) -> bytes:
 
 
 def read_metadata(reader: Reader) -> dict[str, StreamMetadata]:
-    brokers = {ref: Broker(*address) for ref, address in BROKERS.decode(reader).items()}
+    brokers = {ref: NodeAddress(*address) for ref, address in BROKERS.decode(reader).items()}
     return {
         name: StreamMetadata(
             code, brokers.get(leader), tuple(brokers[ref] for ref in refs if ref in brokers)

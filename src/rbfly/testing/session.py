@@ -14,11 +14,11 @@ from ..protocol.commands import Request, Response, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .arguments import Crash, Refused, require
 from .cluster import Cluster
+from .connection import Wire
 from .frames import read_frame, read_publish
 from .group import Member, Updates
 from .node import Node
 from .stream import Entries, Publisher, Stream, Subscription
-from .wire import Wire
 
 FRAME_MAX_BEFORE_OPEN = 8192
 CLOSE_ID = 1  # correlation id of the broker's Close

@@ -15,7 +15,7 @@ from ..protocol.const import Key, ResponseCode
 from ..protocol.fields import NAME_MAX, TIME_MAX
 from ..protocol.offset import Offset, OffsetType
 from .arguments import FILTER_SIZE, Arguments
-from .wire import Wire
+from .connection import Wire
 
 CHUNK_ENTRIES = 8192  # maximum number of entries in a chunk
 FIRST_ENTRIES = 32  # the same for the first chunk; it doubles while more entries wait

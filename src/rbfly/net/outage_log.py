@@ -28,7 +28,7 @@ COLLECT_BACK = 1.0  # the same for registrations that are back, while others are
 NAMED = 3  # registrations and nodes that a line names; it counts the others
 
 
-class Pace:
+class LogThrottle:
     """Spaces lines at growing intervals; starts again after it was not used for a while.
 
     :param first: seconds until the second line; each further interval is twice as long.
@@ -93,9 +93,9 @@ class OutageLog(Recovery):
         self._closed: list[Outage] = []  # the same, but closed since
         self._lost: list[Outage] = []  # closed before a line reported their loss
         self._failed: dict[int, Outage] = {}  # by id of the registration, which may be gone
-        self._losses = Pace(2 * COLLECT, 30.0)
-        self._reminders = Pace(1.0, 300.0)
-        self._calls = Pace(1.0, 30.0)
+        self._losses = LogThrottle(2 * COLLECT, 30.0)
+        self._reminders = LogThrottle(1.0, 300.0)
+        self._calls = LogThrottle(1.0, 30.0)
         self._loop: asyncio.AbstractEventLoop | None = None  # of the timer
         self._timer: asyncio.Handle | None = None
         self._due = inf
