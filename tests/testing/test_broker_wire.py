@@ -30,7 +30,7 @@ from rbfly.protocol.commands import (
     Subscribe,
     Unsubscribe,
 )
-from rbfly.protocol.const import Key
+from rbfly.protocol.const import KEYS, Key
 from rbfly.protocol.fields import TIME_MAX
 from rbfly.protocol.message_frames import (
     Deliver,
@@ -191,7 +191,7 @@ async def test_heartbeats_of_the_client(client: RawClient) -> None:
 
 
 async def test_broker_survives_random_frames(memory: StreamBroker, rng: random.Random) -> None:
-    keys = [*Key, *(0x8000 | key for key in Key), 0x7000]
+    keys = [*KEYS, *(0x8000 | key for key in KEYS), 0x7000]
     for _ in range(100):
         if 's' not in memory.streams:  # a random frame has deleted it
             memory.create_stream('s')

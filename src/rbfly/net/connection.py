@@ -363,7 +363,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         """Decode the result of a future of :meth:`send_request`; a malformed one is fatal."""
         reader = commands.Reader(answer)
         try:
-            if command.key is not Key.METADATA:
+            if command.key != Key.METADATA:
                 code = reader.u16()
                 if code != ResponseCode.OK:
                     detail = f'{self.address}, while {self._step}' if self._step else ''

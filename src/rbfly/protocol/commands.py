@@ -68,11 +68,11 @@ class OneWay(Fields):
 class Command(Fields, Generic[T]):
     """A request; `T` is the type of its response's content."""
 
-    key: ClassVar[Key]
+    key: ClassVar[int]
     coded: ClassVar[bool]  # the response has a code
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # faster than that of Generic
 
-    def __init_subclass__(cls, key: Key, coded: bool = True) -> None:
+    def __init_subclass__(cls, key: int, coded: bool = True) -> None:
         super().__init_subclass__()
         cls.key, cls.coded = key, coded
         READERS[key, 1] = lambda reader: Request(reader.u32(), cls.read(reader))
