@@ -29,10 +29,10 @@ from ...error import (
     copy_error,
     without_frames,
 )
+from ...net.busy_poll import BusyPoll
 from ...net.cluster import Cluster
 from ...net.connection import Connection, disconnected
 from ...net.observer import Life, Role
-from ...net.polling import BusyPoll
 from ...net.registration import Owner, Registration
 from ...net.waiting import CloseTimeout
 from ...protocol import commands
