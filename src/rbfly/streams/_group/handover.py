@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any
 
 from ...checks import check_timeout, check_type
 from ...error import (
@@ -86,8 +85,22 @@ class Group(CheckedRecord):
             )
 
 
-# The hooks that run, with their tasks.
-HOOKS: ContextVar[tuple[tuple[Revocation, Any], ...]] = ContextVar('rbfly_hooks', default=())
+class HookRun:
+    """One call of `on_revoke`.
+
+    It refers to nothing: a connection that is opened in the hook keeps the hook's context.
+
+    :ivar ended: the hook has ended.
+    """
+
+    __slots__ = ('ended',)
+
+    def __init__(self) -> None:
+        self.ended = False
+
+
+# The hooks in which the code runs.
+HOOKS: ContextVar[tuple[HookRun, ...]] = ContextVar('rbfly_hooks', default=())
 
 
 class Revocation:
@@ -97,11 +110,12 @@ class Revocation:
         self._group = group
         self._stream = stream
         self._task: asyncio.Task[CallbackError | None] | None = None
+        self._running: set[HookRun] = set()  # also those of earlier times, if they still run
 
     @property
     def is_here(self) -> bool:
         """True in the hook, and in the tasks that it has created, until the hook has ended."""
-        return any(hook is self and not task.done() for hook, task in HOOKS.get())
+        return not self._running.isdisjoint(HOOKS.get())
 
     async def wait(self) -> None:
         """Call the hook, unless it was called, and wait for its end; cancelling that has no effect.
@@ -125,7 +139,9 @@ class Revocation:
 
     async def _call(self) -> CallbackError | None:
         assert self._group.on_revoke is not None
-        token = HOOKS.set((*HOOKS.get(), (self, asyncio.current_task())))
+        run = HookRun()
+        HOOKS.set((*(other for other in HOOKS.get() if not other.ended), run))
+        self._running.add(run)
         try:
             await self._group.on_revoke(self._stream)
         except BaseException as ex:
@@ -133,7 +149,8 @@ class Revocation:
                 raise
             return CallbackError(of_callback(ex, self._where))
         finally:
-            HOOKS.reset(token)  # else the task forms a cycle
+            run.ended = True
+            self._running.discard(run)
         return None
 
     @property
