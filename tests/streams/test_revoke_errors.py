@@ -1,4 +1,4 @@
-"""No error of `on_revoke` gets lost: a wait for a message or `close` raises it, or the log has it."""
+"""No error of `on_revoke` gets lost: a wait for a message or `close` raises it, or it is logged."""
 
 import asyncio
 import gc

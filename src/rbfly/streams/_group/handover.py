@@ -94,7 +94,7 @@ class Group(CheckedRecord):
 
 
 class RevokeError(CallbackError):
-    """Carries an error of `on_revoke`.  The program must see it: a call raises it, or the log has it.
+    """Carries an error of `on_revoke`, which must not get lost: a call raises it, or it is logged.
 
     :ivar where: the function, and what it was called for.
     """

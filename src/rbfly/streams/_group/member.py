@@ -148,9 +148,7 @@ class Member:
         self._is_late = False  # it has not finished them by then
         self._has_dropped = False  # messages have arrived since the last update
         self._finishing = WaitingTasks()
-        self._revocation = Revocation(
-            group, self._stream, self._cluster.settings.log_prefix
-        )
+        self._revocation = Revocation(group, self._stream, self._cluster.settings.log_prefix)
         self._has_handed_over = False
         self._stranded: StrandedCheck | None = None
 
