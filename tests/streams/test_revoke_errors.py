@@ -227,6 +227,29 @@ async def test_error_that_no_call_can_raise_is_logged(
     assert all(record.exc_info for record in caplog.records)
 
 
+async def test_cancelled_close_logs_the_error_of_another_partition(
+    client: rbs.StreamsClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = asyncio.Event()
+
+    async def flush(stream: str) -> None:
+        if stream == 'orders-0':
+            raise WriteError(stream)
+        called.set()
+        await asyncio.Event().wait()
+
+    messages = await join(client, flush, super_stream=True)
+    closing = asyncio.create_task(messages.close())
+    await called.wait()
+    await client.ping()  # the other hook has ended
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert [record.getMessage() for record in caplog.records] == [
+        f"on_revoke of group 'archive', for stream 'orders-0' {LOST}orders-0"
+    ]
+
+
 # -- hooks that are cancelled
 
 

@@ -528,7 +528,14 @@ class MergedSession:
 
         :param pending: errors of earlier handovers.
         """
-        results = await asyncio.gather(*calls.values(), return_exceptions=True)
+        tasks = [asyncio.ensure_future(call) for call in calls.values()]
+        try:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            for task in tasks:  # each of them has ended
+                if not task.cancelled() and isinstance(error := task.exception(), RevokeError):
+                    error.log(self._cluster.settings.log_prefix)
+            raise
         errors = {
             name: error for name, error in zip(calls, results, strict=True) if error is not None
         }
@@ -536,7 +543,7 @@ class MergedSession:
             try:
                 raise self._one_of(errors, pending)
             finally:
-                del results, errors, pending  # their tracebacks refer to this frame
+                del tasks, results, errors, pending  # their tracebacks refer to this frame
 
     def _one_of(
         self, errors: Mapping[str, BaseException], pending: Sequence[RevokeError]
