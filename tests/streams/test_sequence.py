@@ -11,7 +11,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import ConfirmTimeout, PublisherNameInUse, PublishError
-from rbfly.protocol import commands
+from rbfly.protocol import message_frames
 from rbfly.streams._publish.name_check import INTERVAL, NameCheck
 from rbfly.testing import StreamBroker
 from tests import fake as wire
@@ -287,7 +287,7 @@ async def test_answer_that_arrives_together_with_a_confirm() -> None:
 
         def publish(peer: Peer, request: Frame) -> None:
             answer = held[0].decode().respond(held[0].correlation_id, 100)
-            confirm = commands.PublishConfirm(request.decode().publisher_id, (1,))
+            confirm = message_frames.PublishConfirm(request.decode().publisher_id, (1,))
             peer.send(answer + confirm.encode())
 
         fake.handlers[QUERY] = lambda peer, request: held.append(request)
