@@ -544,6 +544,9 @@ def add_text(error: RbFlyError, before: str = '', after: str = '') -> None:
     error.args = (f'{before}{error}{after}', *error.args[1:])
 
 
+STOPS = (StopIteration, StopAsyncIteration)
+
+
 class CallbackError(Exception):
     """Carries the error of a function of the program to the call that raises it.
 
@@ -560,23 +563,30 @@ class CallbackError(Exception):
         return str(self.error) or type(self.error).__name__
 
 
-def of_callback(error: BaseException, where: str) -> BaseException:
+def of_callback(
+    error: BaseException, where: str, silent: tuple[type[BaseException], ...] = STOPS
+) -> BaseException:
     """Return what to raise for an error of a function of the program, with a note that says where.
 
     The end of an iterator would end a loop of the program silently: it becomes a RuntimeError, as
     in a generator.
 
     :param where: the function, and what it was called for.
+    :param silent: the errors to replace.
     """
-    if isinstance(error, StopIteration | StopAsyncIteration):
+    if isinstance(error, silent):
         found = RuntimeError(f'{where} raised {type(error).__name__}')
         found.__cause__ = error
         return found
-    note = f'raised by {where}'
+    add_note(error, f'raised by {where}')
+    return error
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error of the program, unless it has that note, or takes none."""
     if note not in getattr(error, '__notes__', ()):  # the program may raise one object repeatedly
         with suppress(Exception):  # its class may allow no attributes
             error.add_note(note)
-    return error
 
 
 def without_frames(error: E) -> E:

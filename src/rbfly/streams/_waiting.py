@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from ..checks import check_timeout
+from ..error import STOPS, of_callback
 
 # Seconds.  A turn may pass a few messages before it looks at the clock: together less than 5 ms.
 TURN = 0.004
@@ -29,6 +30,17 @@ def is_foreign(error: BaseException) -> bool:
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
     return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
+def of_async_callback(error: BaseException, where: str) -> BaseException:
+    """Return what to raise for an error of an async function of the program, as `of_callback` does.
+
+    A CancelledError of something that the function has awaited would end a task silently, though
+    nobody has cancelled that: it becomes a RuntimeError too.
+
+    :param error: not foreign.
+    """
+    return of_callback(error, where, (*STOPS, asyncio.CancelledError))
 
 
 def end_of(timeout: float) -> float:

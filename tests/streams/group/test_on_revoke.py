@@ -330,20 +330,6 @@ async def test_lost_connection_does_not_call_the_hook(
     assert lost == ([True] if running else [True, False])
 
 
-async def test_hook_that_is_cancelled(clients: NewClient, stream: str, group: str) -> None:
-    """By the program, not by RbFly: the error is that of the hook."""
-    client = clients()
-    await publish(client, stream, range(10))
-
-    async def cancelled(name: str) -> None:
-        raise asyncio.CancelledError
-
-    messages = join(client, stream, group, cancelled)
-    assert await take(messages, 5) == [*range(5)]
-    with pytest.raises(asyncio.CancelledError):
-        await messages.aclose()
-
-
 async def test_cancelled_close_cancels_the_hook(
     clients: NewClient, stream: str, group: str
 ) -> None:

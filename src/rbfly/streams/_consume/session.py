@@ -27,7 +27,6 @@ from ...error import (
     SubscriptionClosed,
     about,
     copy_error,
-    of_callback,
 )
 from ...net.cluster import Cluster
 from ...net.connection import Connection
@@ -43,6 +42,7 @@ from ...protocol.end import End
 from ...protocol.offset import Offset, OffsetSource, OffsetType
 from ...protocol.start import Start
 from .._arguments import check_member_start, check_until
+from .._group.handover import RevokeError, first_of
 from .._group.member import Member
 from .._offsets.gaps import GapCheck
 from .._offsets.last_messages import chunk_ids, start_before
@@ -54,7 +54,7 @@ from .._offsets.queries import (
     stored_offset,
 )
 from .._offsets.store import OffsetStore
-from .._waiting import WaitingTasks, is_foreign
+from .._waiting import WaitingTasks, is_foreign, of_async_callback
 from .options import ReadSettings
 from .until import Until
 from .waiter import Source, Waiter
@@ -138,6 +138,7 @@ class SubscriptionSession(Owner):
         self._gaps = GapCheck(cluster, stream, settings.on_gap, settings.filter is not None)
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
+        self._revoke_errors: list[RevokeError] = []  # for the next ones, or `close`
         self._opening = WaitingTasks()  # in `open`
         self._finishing = WaitingTasks()  # in `wait_asked`
         self._position: int | None = None  # of the cursor at the last declaration
@@ -177,7 +178,7 @@ class SubscriptionSession(Owner):
     @property
     def failed(self) -> bool:
         """True if an error is pending."""
-        return self._error is not None
+        return self._error is not None or bool(self._revoke_errors)
 
     @property
     def active(self) -> bool:
@@ -250,7 +251,7 @@ class SubscriptionSession(Owner):
             if is_foreign(ex):
                 raise
             where = f'the function given as offset=, for stream {self.stream!r}'
-            raise CallbackError(of_callback(ex, where)) from None
+            raise CallbackError(of_async_callback(ex, where)) from None
         if not isawaitable(result):
             raise ArgumentTypeError(
                 f'offset must be an Offset or an async function; {source!r} is not async'
@@ -301,6 +302,12 @@ class SubscriptionSession(Owner):
 
     def on_failed(self, error: Exception) -> None:
         self._error = error
+        self._waiter.wake()
+        self._opening.wake()
+
+    def on_revoke_failed(self, error: RevokeError) -> None:
+        """Raise an error in the next task that waits for a message, or in `close`."""
+        self._revoke_errors.append(error)
         self._waiter.wake()
         self._opening.wake()
 
@@ -433,6 +440,8 @@ class SubscriptionSession(Owner):
         if self._until is not None and self._until.check():
             self._waiter.end()
             return
+        if self._revoke_errors:
+            raise self._revoke_errors.pop(0)
         if self._error is not None:
             if isinstance(self._error, StreamDoesNotExist):
                 self._start_over()
@@ -506,7 +515,7 @@ class SubscriptionSession(Owner):
         :param reader: the task that has received the last message.
         :raises OffsetNotStored: the offset of the last finished message could not be stored, or
             `on_revoke` has not ended.
-        :raises CallbackError: `on_revoke` has raised an error.
+        :raises RevokeError: `on_revoke` has raised an error.
         """
         registration = self.registration
         if self.state is SessionState.CLOSED:
@@ -526,22 +535,38 @@ class SubscriptionSession(Owner):
             return
         self._enter(SessionState.CLOSING)
         registration.begin_close()
+        errors: list[Exception] = []
         try:
-            self._end_waiting()
-            self.cursor.drop()
-            cluster = self._cluster
             try:
-                if self._member is not None:
-                    await self._member.revoke()
-                verify = self._waiter.ended or self._member is not None
-                await self.offsets.close(registration.connection, verify=verify)
-            finally:
-                connection = registration.connection
-                answer = registration.reset()
-            is_idle = connection is None or connection.is_idle
-            await (cluster.idle_closing if is_idle else cluster.closing).wait(answer)
+                await self._unsubscribe()
+            except Exception as ex:
+                errors.append(ex)
+            pending, self._revoke_errors = self._revoke_errors, []
         finally:
             self._end()
+        # A handover in progress has the error that `close` raises.
+        errors[:0] = [error for error in pending if error not in errors]
+        if errors:
+            try:
+                raise first_of(errors)
+            finally:
+                del errors, pending  # their tracebacks refer to this frame
+
+    async def _unsubscribe(self) -> None:
+        registration = self.registration
+        self._end_waiting()
+        self.cursor.drop()
+        cluster = self._cluster
+        try:
+            if self._member is not None:
+                await self._member.revoke()
+            verify = self._waiter.ended or self._member is not None
+            await self.offsets.close(registration.connection, verify=verify)
+        finally:
+            connection = registration.connection
+            answer = registration.reset()
+        is_idle = connection is None or connection.is_idle
+        await (cluster.idle_closing if is_idle else cluster.closing).wait(answer)
 
     def _end_waiting(self) -> None:
         self._waiter.close()
@@ -551,6 +576,9 @@ class SubscriptionSession(Owner):
     def _end(self) -> None:
         self._enter(SessionState.CLOSED)
         self._waiter.close()
+        for error in self._revoke_errors:  # the subscription was dropped, or `close` cancelled
+            error.log(self._cluster.settings.log_prefix)
+        self._revoke_errors.clear()
         self.registration.close()
         self.cursor.close()
         if self._member is not None:

@@ -87,7 +87,7 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
 
         :raises OffsetNotStored: the offset of the last finished message (`commit='auto'`) could not
             be stored, or `on_revoke` has not ended in time; the subscription is closed.  Errors of
-            `on_revoke` are raised too.
+            `on_revoke` are raised too, also those of earlier handovers.
         """
         await own_errors(self._session.close(wait=True, reader=self._reader()))
 
@@ -230,7 +230,8 @@ class Subscription(BaseSubscription[Body]):
     * :class:`.OffsetGapError`: retention has removed the next message, and `on_gap` is `'raise'`;
     * :class:`.ChunkError`: a chunk is damaged;
     * :class:`.AMQPDecoderError`: a message is not AMQP 1.0;
-    * any error of the async function that was passed as `offset`.
+    * any error of the async functions that were passed as `offset` and `on_revoke`; a RuntimeError
+      if something that they awaited was cancelled.
 
     The iteration can continue after all of these except the first.
     """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
 
 from ...checks import check_timeout, check_type
 from ...error import (
@@ -14,12 +15,14 @@ from ...error import (
     CallbackError,
     OffsetNotStored,
     about,
-    of_callback,
+    add_note,
 )
 from ...net.waiting import settled
 from ...protocol import commands
 from ...record import CheckedRecord
-from .._waiting import cancel, is_foreign
+from .._waiting import cancel, is_foreign, of_async_callback
+
+logger: logging.Logger = logging.getLogger('rbfly.streams')
 
 HANDOVER_MAX = 50  # seconds; the broker closes the connection after 60
 
@@ -38,14 +41,18 @@ class Group(CheckedRecord):
     `on_revoke` runs in its own task, while the program may process messages of other partitions; it
     runs once for each time that the member was active.  It may call `commit` and `close`.  If it
     raises an error, the next wait for a message raises that error, or `close` does, and RbFly
-    stores no offset.  If the member loses its connection, RbFly does not call it, and cancels it if
-    it runs: :class:`.Deactivated` says so (`lost`), and messages that were not committed are
-    delivered again.
+    stores no offset.  If something that it awaits was cancelled, this error is a RuntimeError.  An
+    error that no call can raise is logged.
+
+    If the member loses its connection, RbFly does not call `on_revoke`, and cancels it if it runs:
+    :class:`.Deactivated` says so (`lost`), and messages that were not committed are delivered
+    again.
 
     :param name: name of the group, at most 255 bytes of UTF-8; offsets are stored under it.
     :param handover_timeout: seconds for the program to finish its messages and for `on_revoke`,
-        both together; above 0, and at most 50.  After that, the member cancels `on_revoke` and
-        hands over: messages that are not committed may be delivered twice.
+        both together; above 0, and at most 50.  After that, the member hands over: messages that
+        are not committed may be delivered twice.  With `on_revoke`, it cancels that, and stores no
+        offset.
     :param stranded_after: seconds without progress of the group after which a member that receives
         nothing joins again, because of errors in RabbitMQ before 4.3.4; None for never.
     :param on_revoke: async function of the name of the stream or partition; None for none.
@@ -86,55 +93,130 @@ class Group(CheckedRecord):
             )
 
 
-# The hooks that run, with their tasks.
-HOOKS: ContextVar[tuple[tuple[Revocation, Any], ...]] = ContextVar('rbfly_hooks', default=())
+class RevokeError(CallbackError):
+    """Carries an error of `on_revoke`, which must not get lost: a call raises it, or it is logged.
+
+    :ivar where: the function, and what it was called for.
+    """
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        super().__init__(error)
+        self.args = (error, where)
+        self.where = where
+
+    def log(self, prefix: str) -> None:
+        """Log the error: no call can raise it."""
+        text = '%s%s has failed, and no task waits for the error: %s'
+        logger.warning(text, prefix, self.where, self, exc_info=self.error)
+
+
+def first_of(errors: Sequence[BaseException]) -> BaseException:
+    """Return the first error, with notes that show the others."""
+    first, *others = errors
+    shown = own_error(first)
+    for error in others:
+        other = own_error(error)
+        if other is not shown:
+            where = f'{error.where}: ' if isinstance(error, RevokeError) else ''
+            add_note(shown, f'also failed: {where}{other!r}')
+    return first
+
+
+def own_error(error: BaseException) -> BaseException:
+    """Return what a call raises for an error."""
+    return error.error if isinstance(error, CallbackError) else error
+
+
+class HookRun:
+    """One call of `on_revoke`.
+
+    It refers to nothing: a connection that is opened in the hook keeps the hook's context.
+
+    :ivar ended: the hook has ended.
+    :ivar takers: how many calls wait for its end, or have raised its error.
+    """
+
+    __slots__ = ('ended', 'takers')
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.takers = 0
+
+
+# The hooks in which the code runs.
+HOOKS: ContextVar[tuple[HookRun, ...]] = ContextVar('rbfly_hooks', default=())
 
 
 class Revocation:
-    """Calls `on_revoke` of a member, once for each time that the member is active."""
+    """Calls `on_revoke` of a member, once for each time that the member is active.
 
-    def __init__(self, group: Group, stream: str) -> None:
+    :param log_prefix: of the client.
+    """
+
+    def __init__(self, group: Group, stream: str, log_prefix: str) -> None:
         self._group = group
         self._stream = stream
-        self._task: asyncio.Task[CallbackError | None] | None = None
+        self._log_prefix = log_prefix
+        self._task: asyncio.Task[RevokeError | None] | None = None
+        self._run = HookRun()  # of the task
+        self._running: set[HookRun] = set()  # also those of earlier times, if they still run
 
     @property
     def is_here(self) -> bool:
         """True in the hook, and in the tasks that it has created, until the hook has ended."""
-        return any(hook is self and not task.done() for hook, task in HOOKS.get())
+        return not self._running.isdisjoint(HOOKS.get())
 
     async def wait(self) -> None:
         """Call the hook, unless it was called, and wait for its end; cancelling that has no effect.
 
         Returns at once in the hook.
 
-        :raises CallbackError: the hook has raised an error.
+        :raises RevokeError: the hook has raised an error.
         :raises OffsetNotStored: it was cancelled.
         """
         if self._group.on_revoke is None or self.is_here:
             return
         task = self._task
-        if task is None:  # never an eager one
-            task = self._task = asyncio.Task(self._call(), loop=asyncio.get_running_loop())
-        await settled(task)
+        if task is None:
+            run = self._run = HookRun()
+            loop = asyncio.get_running_loop()
+            task = self._task = asyncio.Task(self._call(run), loop=loop)  # never an eager one
+            task.add_done_callback(partial(self._log_unless_taken, run))
+        run = self._run
+        run.takers += 1
+        try:
+            await settled(task)
+        except BaseException:  # cancelled
+            run.takers -= 1
+            self._log_unless_taken(run, task)
+            raise
         if task.cancelled():
             error = OffsetNotStored(f'{self._where} was cancelled')
             raise about(error, self._stream, self._group.name)
         if (failed := task.result()) is not None:
             raise failed
 
-    async def _call(self) -> CallbackError | None:
+    async def _call(self, run: HookRun) -> RevokeError | None:
         assert self._group.on_revoke is not None
-        token = HOOKS.set((*HOOKS.get(), (self, asyncio.current_task())))
+        HOOKS.set((*(other for other in HOOKS.get() if not other.ended), run))
+        self._running.add(run)
         try:
             await self._group.on_revoke(self._stream)
         except BaseException as ex:
             if is_foreign(ex):
                 raise
-            return CallbackError(of_callback(ex, self._where))
+            return RevokeError(of_async_callback(ex, self._where), self._where)
         finally:
-            HOOKS.reset(token)  # else the task forms a cycle
+            run.ended = True
+            self._running.discard(run)
         return None
+
+    def _log_unless_taken(self, run: HookRun, task: asyncio.Task[RevokeError | None]) -> None:
+        """Log an error of the hook if no call raises it, because RbFly has cancelled the hook."""
+        if run.takers or not task.done() or task.cancelled() or task.exception() is not None:
+            return
+        if (failed := task.result()) is not None:
+            failed.log(self._log_prefix)
 
     @property
     def _where(self) -> str:

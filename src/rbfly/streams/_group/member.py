@@ -21,7 +21,6 @@ from enum import Enum
 from typing import Any, Protocol
 
 from ...error import (
-    CallbackError,
     OffsetNotStored,
     RbFlyError,
     StreamConnectionError,
@@ -49,7 +48,7 @@ from .._offsets.queries import (
 )
 from .._offsets.store import OffsetStore
 from .._waiting import WaitingTasks, cancel
-from .handover import Group, Revocation
+from .handover import Group, Revocation, RevokeError
 from .stranded import StrandedCheck
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
@@ -102,8 +101,8 @@ class Session(Protocol):
     def wake(self) -> None:
         """Wake the task that waits for a message."""
 
-    def on_failed(self, error: Exception) -> None:
-        """Raise an error in the next task that waits for a message."""
+    def on_revoke_failed(self, error: RevokeError) -> None:
+        """Raise an error in the next task that waits for a message, or in `close`."""
 
 
 class Member:
@@ -149,7 +148,7 @@ class Member:
         self._is_late = False  # it has not finished them by then
         self._has_dropped = False  # messages have arrived since the last update
         self._finishing = WaitingTasks()
-        self._revocation = Revocation(group, self._stream)
+        self._revocation = Revocation(group, self._stream, self._cluster.settings.log_prefix)
         self._has_handed_over = False
         self._stranded: StrandedCheck | None = None
 
@@ -227,7 +226,7 @@ class Member:
     async def revoke(self) -> None:
         """Call `on_revoke`: the subscription is being closed.
 
-        :raises CallbackError: it has raised an error.
+        :raises RevokeError: it has raised an error.
         :raises OffsetNotStored: it has not ended within `handover_timeout`, or was cancelled.
         """
         if not self._offsets.may_store:
@@ -419,8 +418,8 @@ class Member:
                 can_store = True
         except TimeoutError:
             self._on_late()
-        except CallbackError as ex:
-            self._session.on_failed(ex)
+        except RevokeError as ex:
+            self._session.on_revoke_failed(ex)
         except OffsetNotStored as ex:
             self._warn(f'stores no offset: {ex}')
         if can_store:

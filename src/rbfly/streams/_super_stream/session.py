@@ -42,6 +42,7 @@ from .._consume._iteration import RoundRobin
 from .._consume.options import Offsets, ReadSettings
 from .._consume.session import SubscriptionSession
 from .._consume.waiter import MessageWaiter, Source
+from .._group.handover import RevokeError, first_of
 from .._offsets.store import OffsetStore
 from .._offsets.tracking import check_manual
 from .._waiting import WaitingTasks, cancel
@@ -329,7 +330,11 @@ class MergedSession:
         self._unopened.clear()
         if self._is_listed:
             self._enter(MergedState.DELETED)
-        self._errors = [error]
+        self._errors = [*self._revoke_errors, error]
+
+    @property
+    def _revoke_errors(self) -> list[RevokeError]:
+        return [error for error in self._errors if isinstance(error, RevokeError)]
 
     def _keep(self, error: Exception) -> None:
         """Keep an error for the next task that waits: one for each outage or refusal."""
@@ -509,30 +514,49 @@ class MergedSession:
         self._enter(MergedState.CLOSING)
         try:
             self._end_waiting()
-            await self._all({name: call() for name, call in calls.items()})
+            await self._all({name: call() for name, call in calls.items()}, self._revoke_errors)
+        except Exception:
+            self._errors.clear()
+            raise
         finally:
             self._end()
 
-    async def _all(self, calls: Mapping[str, Awaitable[None]]) -> None:
-        """Wait for calls of all partitions at once, then raise one error."""
-        results = await asyncio.gather(*calls.values(), return_exceptions=True)
+    async def _all(
+        self, calls: Mapping[str, Awaitable[None]], pending: Sequence[RevokeError] = ()
+    ) -> None:
+        """Wait for calls of all partitions at once, then raise one error.
+
+        :param pending: errors of earlier handovers.
+        """
+        tasks = [asyncio.ensure_future(call) for call in calls.values()]
+        try:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            for task in tasks:  # each of them has ended
+                if not task.cancelled() and isinstance(error := task.exception(), RevokeError):
+                    error.log(self._cluster.settings.log_prefix)
+            raise
         errors = {
             name: error for name, error in zip(calls, results, strict=True) if error is not None
         }
-        if errors:
+        if errors or pending:
             try:
-                raise self._one_of(errors)
+                raise self._one_of(errors, pending)
             finally:
-                del results, errors  # their tracebacks refer to this frame
+                del tasks, results, errors, pending  # their tracebacks refer to this frame
 
-    def _one_of(self, errors: Mapping[str, BaseException]) -> BaseException:
+    def _one_of(
+        self, errors: Mapping[str, BaseException], pending: Sequence[RevokeError]
+    ) -> BaseException:
         """Return the error that stands for those of partitions.
 
-        :class:`.OffsetNotStored` names all of them; errors of other libraries go first.
+        :class:`.OffsetNotStored` names all of them; errors of other libraries go first, and their
+        notes show the others.
         """
-        ordered = sorted(errors.values(), key=lambda error: isinstance(error, RbFlyError))
+        ordered = [*pending, *errors.values()]
+        ordered.sort(key=lambda error: isinstance(error, RbFlyError))
         if not isinstance(ordered[0], RbFlyError) or len(ordered) == 1:
-            return ordered[0]
+            return first_of(ordered)
         ordered.sort(key=lambda error: isinstance(error, OffsetNotStored))
         if not isinstance(ordered[-1], OffsetNotStored):
             return ordered[0]
@@ -562,6 +586,9 @@ class MergedSession:
             if timer is not None:
                 timer.cancel()
         self._timer = self._pace = None
+        for error in self._revoke_errors:  # the subscription was dropped, or `close` cancelled
+            error.log(self._cluster.settings.log_prefix)
+        self._errors.clear()
         for partition in self.partitions.values():
             partition.close()
         call_each([session.abort for session in self.sessions.values()])
