@@ -6,6 +6,7 @@ Like :mod:`perf.wire`, this uses none of the measured libraries.
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from urllib.parse import urlsplit
 
 from . import wire
@@ -71,11 +72,8 @@ def delete(connection: wire.Connection, stream: str) -> None:
 
 def leaders(uri: str, partitions: Sequence[str]) -> list[str]:
     """URI of the node that leads each partition; the argument leads to any node."""
-    connection = wire.Connection(uri)
-    try:
+    with closing(wire.Connection(uri)) as connection:
         found = [connection.leader(name)[0] for name in partitions]
-    finally:
-        connection.close()
     parts = urlsplit(uri)
     login = ''.join(parts.netloc.rpartition('@')[:2])
     uris = []

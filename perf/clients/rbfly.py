@@ -160,13 +160,7 @@ class Repeat(Single):
         return count
 
 
-class Batch(Client):
-    async def open(self) -> None:
-        await super().open()
-        self.publisher = await self.stack.enter_async_context(
-            self.client.publisher(self.target.stream, amqp=self.amqp)
-        )
-
+class Batch(Single):
     async def prepare(self, count: int) -> None:
         data = bodies(count)
         size = self.kind.size

@@ -12,14 +12,13 @@ from fnmatch import fnmatchcase
 from .. import programs
 from .kinds import KINDS, ROUNDS, SCENARIOS
 from .libraries import LIBRARIES, REFERENCES, USES
-from .model import POLLING, Kind, Lane, Library, Scenario, Stored
+from .model import Kind, Lane, Library, Scenario, Stored
 
 __all__ = [
     'INSTALL',
     'KINDS',
     'LANES',
     'LIBRARIES',
-    'POLLING',
     'REFERENCES',
     'ROUNDS',
     'SCENARIOS',
