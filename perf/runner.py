@@ -207,9 +207,7 @@ def record(lane: lanes.Lane, number: int, answer: dict[str, Any]) -> dict[str, A
         'lane': lane.name,
         'round': number,
         'count': answer['count'],
-        'seconds': digits(answer['seconds']),
-        'cpu_user': digits(answer['cpu_user']),
-        'cpu_sys': digits(answer['cpu_sys']),
+        **{name: digits(answer[name]) for name in ('seconds', 'cpu_user', 'cpu_sys')},
         'max_rss': answer['max_rss'],
         **also,
     }

@@ -13,7 +13,7 @@ from functools import cache
 from brokers import BrokerError, RabbitMQ
 from brokers.probe import parse_uri, peer_properties
 
-from . import broker_address, kafka, super_stream_wire, wire
+from . import CommandError, broker_address, kafka, super_stream_wire, wire
 from .clients.base import numbered
 from .delayed_broker import DelayedBroker
 from .lanes import Stored
@@ -215,7 +215,7 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
             try:
                 store = connect(broker, far, cluster)
                 store.about()
-            except (broker_address.AddressError, BrokerError, *StoreError) as ex:
+            except (CommandError, BrokerError, *StoreError) as ex:
                 errors[broker] = str(ex)
             else:
                 stores[broker] = store

@@ -7,17 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from .. import environment, lanes
+from .. import CommandError, environment, lanes
 from ..histogram import Histogram
 from ..lanes import LIBRARIES, REFERENCES, Kind, Scenario
 from ..results import Results, read
 from ..stats import Interval, median_interval
 
 OURS = 'rbfly'
-
-
-class ReportError(Exception):
-    """No report can be created from the result files."""
 
 
 def rank(library: str) -> int:
@@ -143,7 +139,7 @@ class Report:
                     latest[kind].drop(kind)
                 latest[kind] = run
         if not any(run.lanes for run in runs):
-            raise ReportError('no lane has results')
+            raise CommandError('no lane has results')
         return cls(runs)
 
     @property
