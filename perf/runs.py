@@ -7,7 +7,6 @@ import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from . import CommandError, broker_address, environment, lanes
@@ -104,7 +103,7 @@ def do_run(args: argparse.Namespace) -> int:
     else:
         path, settings, left_out = begin(args)
 
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     brokers_needed = dict.fromkeys(lanes.find(name).broker for name in settings.lanes)
     brokers_needed.pop('', None)
     with store.opened(list(brokers_needed)) as (stores, errors):
@@ -167,7 +166,3 @@ def measure(
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def terminated(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -317,19 +317,15 @@ class Connection:
         """
         send = self.socket.sendall
         limit = window - size
-        pending = total = 0
+        pending = 0
         for data in frames:
             send(data)
             pending += size
             while pending > limit:
-                n = self.read_confirms()
-                pending -= n
-                total += n
+                pending -= self.read_confirms()
         while pending > 0:
-            n = self.read_confirms()
-            pending -= n
-            total += n
-        return total
+            pending -= self.read_confirms()
+        return size * len(frames) - pending
 
     def read_messages(self, count: int) -> int:
         """Read chunks until they hold `count` messages; return how many they hold."""
