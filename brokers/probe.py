@@ -46,7 +46,7 @@ def parse_uri(uri: str) -> Address:
     if parts.scheme not in SCHEMES or not parts.hostname or '@' in parts.path:
         raise BrokerError(f'not a stream URI; use {form}')
     return Address(
-        host=parts.hostname,
+        host=unquote(parts.hostname),
         port=SCHEMES[parts.scheme] if port is None else port,
         tls=parts.scheme.endswith('+tls'),
         user=unquote(parts.username) if parts.username else 'guest',

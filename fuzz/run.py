@@ -20,6 +20,7 @@ import argparse
 import ast
 import gzip
 import json
+import lzma
 import os
 import re
 import shutil
@@ -196,7 +197,8 @@ def vectors() -> Iterator[bytes]:
             size = len(pair).to_bytes(4)
             yield bytes.fromhex('005372d1') + size + pair + bytes.fromhex('005375a000')
             yield bytes.fromhex('00537700a30164') + data
-    for message in json.loads((ROOT / 'tests' / 'data' / 'amqp10-clients.json').read_text()):
+    packed = (ROOT / 'tests' / 'data' / 'amqp10-clients.json.xz').read_bytes()
+    for message in json.loads(lzma.decompress(packed)):
         yield bytes.fromhex(message['hex'])
 
 

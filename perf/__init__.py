@@ -1,1 +1,5 @@
-"""Benchmarks of RbFly, its peers and the floor: `python -m perf --help`."""
+"""The benchmark of RbFly, other clients and floors."""
+
+
+class CommandError(Exception):
+    """A command cannot run; the message is printed without a traceback."""

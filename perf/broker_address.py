@@ -5,11 +5,9 @@ import os
 from brokers import BrokerError, kafka, rabbitmq
 from brokers.install import KAFKA_VERSION
 
+from . import CommandError
+
 VARIABLES = {'rabbitmq': 'RBFLY_URI', 'amqp': 'RBFLY_AMQP_URI', 'kafka': 'RBFLY_KAFKA'}
-
-
-class AddressError(Exception):
-    """No broker is running, and none can be started."""
 
 
 def find(broker: str) -> str:
@@ -18,14 +16,14 @@ def find(broker: str) -> str:
     if found := os.environ.get(variable):
         return found
     if broker == 'amqp' and os.environ.get(VARIABLES['rabbitmq']):
-        raise AddressError(f'RBFLY_URI is set, but {variable} is not; set it to the AMQP URI')
+        raise CommandError(f'RBFLY_URI is set, but {variable} is not; set it to the AMQP URI')
     try:
         if broker == 'kafka':
             return kafka.up().address
         node = rabbitmq.up()
         return str(node.amqp_uri) if broker == 'amqp' else node.uri
     except BrokerError as ex:
-        raise AddressError(f'{ex}; or set {variable} to use a running broker') from None
+        raise CommandError(f'{ex}; or set {variable} to use a running broker') from None
 
 
 def about(broker: str) -> dict[str, str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from brokers import RabbitMQ
 from brokers import cli as brokers
 
-from . import broker_address, environment, lanes
-from .results import ResultsError, read
-from .runs import QUICK_ROUNDS, ROUNDS, CommandError, do_run, results_folder, say
+from . import CommandError, broker_address, environment, lanes
+from .results import read
+from .runs import QUICK_ROUNDS, ROUNDS, do_run, results_folder, say
 
 EPILOG = """\
 examples:
@@ -178,16 +178,13 @@ def do_instructions(args: argparse.Namespace) -> int:
     """
     from . import instructions
 
-    try:
-        instructions.check()
-        chosen = lanes.select(args.lanes or ['rbfly'], ['codec'])
-        for lane in chosen:
-            if reason := lanes.missing(lane):
-                raise CommandError(f'{lane.name}: {reason}')
-        earlier = instructions.load(args.against) if args.against else None
-        found = instructions.measure([lane.name for lane in chosen], keep=args.keep)
-    except (instructions.InstructionsError, ValueError) as ex:
-        raise CommandError(str(ex)) from None
+    instructions.check()
+    chosen = lanes.select(args.lanes or ['rbfly'], ['codec'])
+    for lane in chosen:
+        if reason := lanes.missing(lane):
+            raise CommandError(f'{lane.name}: {reason}')
+    earlier = instructions.load(args.against) if args.against else None
+    found = instructions.measure([lane.name for lane in chosen], keep=args.keep)
     name = f'instructions-{datetime.now(UTC):%Y%m%d-%H%M%S}.json'
     path = args.out or results_folder() / name
     instructions.store(path, found)
@@ -201,11 +198,7 @@ def do_report(args: argparse.Namespace) -> int:
     """Write performance.rst from result files only."""
     from . import report
 
-    try:
-        written = report.write(args.files, args.out or environment.folder() / 'doc')
-    except report.ReportError as ex:
-        raise CommandError(str(ex)) from None
-    print(written)
+    print(report.write(args.files, args.out or environment.folder() / 'doc'))
     return 0
 
 
@@ -266,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return int(args.func(args))
-    except (CommandError, ResultsError, broker_address.AddressError) as ex:
+    except CommandError as ex:
         say(f'perf: {ex}')
         return 2
     except KeyboardInterrupt:

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from brokers import RabbitMQ
@@ -37,32 +38,26 @@ class DelayedBroker:
                 Proxy((node.host, node.stream_port), port=port),
                 Proxy((amqp.hostname, amqp.port)),
             ]
-            self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=self._serve, name='far', daemon=True)
-            self._ready = threading.Event()
+            loop = asyncio.new_event_loop()
+            stack.callback(loop.close)
+            thread = threading.Thread(target=loop.run_forever, name='far', daemon=True)
             thread.start()
             stack.callback(thread.join)
-            stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
-            self._ready.wait()
+            stack.callback(loop.call_soon_threadsafe, loop.stop)
+
+            def run(work: Coroutine[Any, Any, object]) -> None:
+                asyncio.run_coroutine_threadsafe(work, loop).result()
+
+            opened = AsyncExitStack()
+            stack.callback(lambda: run(opened.aclose()))
+            for proxy in self.proxies:
+                run(opened.enter_async_context(proxy))
             self.uri = self.proxies[0].uri
             self.amqp_uri = amqp._replace(
                 netloc=f'{amqp.username}:{amqp.password}@127.0.0.1:{self.proxies[1].port}'
             ).geturl()
             self._stack = stack.pop_all()
         return self
-
-    def _serve(self) -> None:
-        async def serve() -> AsyncExitStack:
-            stack = AsyncExitStack()
-            for proxy in self.proxies:
-                await stack.enter_async_context(proxy)
-            self._ready.set()
-            return stack
-
-        stack = self._loop.run_until_complete(serve())
-        self._loop.run_forever()
-        self._loop.run_until_complete(stack.aclose())
-        self._loop.close()
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from . import clients, environment, lanes
+from . import CommandError, clients, environment, lanes
 from .clients.base import Target
 from .clients.codec import Codec
 from .progress import Progress
@@ -29,24 +29,20 @@ COUNT = 1_000
 TOTAL = re.compile(r'^(?:summary|totals):\s*(\d+)', re.MULTILINE)
 
 
-class InstructionsError(Exception):
-    """Instructions could not be counted."""
-
-
 def check() -> None:
     """Check for valgrind.
 
-    :raises InstructionsError: valgrind is not installed.
+    :raises CommandError: valgrind is not installed.
     """
     if shutil.which('valgrind') is None:
-        raise InstructionsError('valgrind is not installed; on Debian: apt-get install valgrind')
+        raise CommandError('valgrind is not installed; on Debian: apt-get install valgrind')
 
 
 def total(text: str) -> int:
     """The number of instructions in a callgrind file."""
     found = TOTAL.search(text)
     if found is None:
-        raise InstructionsError('the callgrind file contains no total')
+        raise CommandError('the callgrind file contains no total')
     return int(found.group(1))
 
 
@@ -65,7 +61,7 @@ def run(lane: str, count: int, out: Path) -> int:
     )
     if done.returncode or not out.exists():
         words = done.stderr.strip().splitlines()
-        raise InstructionsError(f'{lane}: {words[-1] if words else "valgrind failed"}')
+        raise CommandError(f'{lane}: {words[-1] if words else "valgrind failed"}')
     return total(out.read_text())
 
 
@@ -114,11 +110,9 @@ def load(path: Path) -> dict[str, float]:
         record: Any = json.loads(path.read_text(encoding='utf-8'))
         found: dict[str, float] = record['instructions']
     except OSError as ex:
-        raise InstructionsError(f'cannot read {path}: {ex.strerror}') from None
+        raise CommandError(f'cannot read {path}: {ex.strerror}') from None
     except (ValueError, KeyError, TypeError):
-        raise InstructionsError(
-            f'{path} was not written by `python -m perf instructions`'
-        ) from None
+        raise CommandError(f'{path} was not written by `python -m perf instructions`') from None
     return found
 
 

@@ -21,16 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from . import lanes
+from . import CommandError, lanes
 from .histogram import Histogram
 from .stats import Interval, ratio_interval
 
 FORMAT = 2
 PACKED = '.xz'
-
-
-class ResultsError(Exception):
-    """A result file cannot be read or written."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +115,13 @@ class Writer:
     def create(cls, path: Path, header: dict[str, Any]) -> Self:
         """Create a file.
 
-        :raises ResultsError: it exists.
+        :raises CommandError: it exists.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         path = path.with_name(path.name.removesuffix(PACKED))
         for existing in (path, packed(path)):
             if existing.exists() and existing.stat().st_size:
-                raise ResultsError(f'{existing} exists; use --resume to continue it')
+                raise CommandError(f'{existing} exists; use --resume to continue it')
         record = {'type': 'header', 'format': FORMAT, **header}
         writer = cls(Results(path, record))
         writer.write(record)
@@ -194,16 +190,16 @@ def read(path: Path) -> Results:
         *lines, _ = data.decode().split('\n')
         records = [json.loads(line) for line in lines]
     except OSError as ex:
-        raise ResultsError(f'cannot read {path}: {ex.strerror}') from None
+        raise CommandError(f'cannot read {path}: {ex.strerror}') from None
     except lzma.LZMAError:
-        raise ResultsError(f'{path} is not a result file: not compressed with xz') from None
+        raise CommandError(f'{path} is not a result file: not compressed with xz') from None
     except ValueError:
-        raise ResultsError(f'{path} is not a result file: not JSON lines') from None
+        raise CommandError(f'{path} is not a result file: not JSON lines') from None
     first = records[0] if records and isinstance(records[0], dict) else {}
     if first.get('type') != 'header':
-        raise ResultsError(f'{path} is not a result file: it has no header')
+        raise CommandError(f'{path} is not a result file: it has no header')
     if first.get('format') != FORMAT:
-        raise ResultsError(
+        raise CommandError(
             f'{path} has format {first.get("format")}, but this program reads format {FORMAT}'
         )
     results = Results(path, first)

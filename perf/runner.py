@@ -94,13 +94,13 @@ class Worker:
         written = self.errors.read().decode(errors='replace').strip().splitlines()
         return written[-1] if written else 'no message'
 
-    def end(self, kill: bool = False) -> None:
+    def end(self) -> None:
         """End the process, giving it a few seconds to disconnect."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
         try:
-            self.process.wait(0 if kill else 5)
+            self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -207,9 +207,7 @@ def record(lane: lanes.Lane, number: int, answer: dict[str, Any]) -> dict[str, A
         'lane': lane.name,
         'round': number,
         'count': answer['count'],
-        'seconds': digits(answer['seconds']),
-        'cpu_user': digits(answer['cpu_user']),
-        'cpu_sys': digits(answer['cpu_sys']),
+        **{name: digits(answer[name]) for name in ('seconds', 'cpu_user', 'cpu_sys')},
         'max_rss': answer['max_rss'],
         **also,
     }

@@ -4,21 +4,16 @@ import argparse
 import random
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from . import broker_address, environment, lanes
+from . import CommandError, broker_address, environment, lanes
 from .results import Results, Settings, Writer, read
 
 ROUNDS = 100
 QUICK_ROUNDS = 10
-
-
-class CommandError(Exception):
-    """A command cannot run; the message is printed without a traceback."""
 
 
 def counts(args: argparse.Namespace, kinds: set[str]) -> dict[str, int]:
@@ -42,10 +37,7 @@ def results_folder() -> Path:
 
 def begin(args: argparse.Namespace) -> tuple[Path, Settings, list[dict[str, str]]]:
     """Result file and settings of a new run, and the lanes that cannot run."""
-    try:
-        chosen = lanes.select(args.lanes, args.scenario)
-    except ValueError as ex:
-        raise CommandError(str(ex)) from None
+    chosen = lanes.select(args.lanes, args.scenario)
     left_out = [
         {'lane': lane.name, 'reason': reason} for lane in chosen if (reason := lanes.missing(lane))
     ]
@@ -86,10 +78,7 @@ def resumed(args: argparse.Namespace) -> Results:
         other += [f'{k} {n:,}' for k, n in settings.counts.items() if asked[k] != n]
     if args.lanes or args.scenario:
         left_out = {item['lane'] for item in results.header['left_out']}
-        try:
-            chosen = {lane.name for lane in lanes.select(args.lanes, args.scenario)}
-        except ValueError as ex:
-            raise CommandError(str(ex)) from None
+        chosen = {lane.name for lane in lanes.select(args.lanes, args.scenario)}
         if chosen - left_out != set(settings.lanes):
             other.append(f'lanes {",".join(settings.lanes)}')
     if other:
@@ -114,7 +103,7 @@ def do_run(args: argparse.Namespace) -> int:
     else:
         path, settings, left_out = begin(args)
 
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     brokers_needed = dict.fromkeys(lanes.find(name).broker for name in settings.lanes)
     brokers_needed.pop('', None)
     with store.opened(list(brokers_needed)) as (stores, errors):
@@ -132,22 +121,18 @@ def measure(
     """Start a run, or resume an earlier one."""
     from . import runner, table
 
-    if errors and earlier:
-        raise CommandError('; '.join(errors.values()))
-    kept = []
     for name in settings.lanes:
-        broker = lanes.find(name).broker
-        if broker in errors:
-            left_out.append({'lane': name, 'reason': errors[broker]})
-        else:
-            kept.append(name)
-    if not kept and errors:
+        if error := errors.get(lanes.find(name).broker):
+            left_out.append({'lane': name, 'reason': error})
+    absent = {item['lane'] for item in left_out}
+    kept = [name for name in settings.lanes if name not in absent]
+    if errors and (earlier or not kept):
         raise CommandError('; '.join(errors.values()))
     for item in left_out:
         say(f'leaving out {item["lane"]}: {item["reason"]}')
     if not kept:
         raise CommandError('none of the chosen lanes can run; see the reasons above')
-    settings = Settings(settings.rounds, settings.seed, settings.counts, kept)
+    settings = replace(settings, lanes=kept)
 
     about = environment.describe(
         lanes.versions(map(lanes.find, kept)),
@@ -181,7 +166,3 @@ def measure(
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def terminated(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

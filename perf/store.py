@@ -7,12 +7,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 
 from brokers import BrokerError, RabbitMQ
+from brokers.probe import parse_uri, peer_properties
 
-from . import broker_address, kafka, super_stream_wire, wire
+from . import CommandError, broker_address, kafka, super_stream_wire, wire
 from .clients.base import numbered
 from .delayed_broker import DelayedBroker
 from .lanes import Stored
@@ -96,7 +97,7 @@ class RabbitStore(Store):
         self.connections = {uri: self.connection}
 
     def about(self) -> dict[str, str]:
-        properties = self.connection.properties
+        properties = peer_properties(parse_uri(self.uri))
         names = ('product', 'version', 'platform')
         return {name: properties[name] for name in names if name in properties}
 
@@ -144,8 +145,8 @@ class RabbitStore(Store):
         encode = plain
         if stored.properties or stored.value:
             from .clients.values import encoded as encode  # nothing else here needs RbFly
-        publisher = wire.Connection(self.leaders.get(stream, self.uri), 'perf-fill')
-        try:
+        leader = self.leaders.get(stream, self.uri)
+        with closing(wire.Connection(leader, 'perf-fill')) as publisher:
             publisher.declare_publisher(stream)
             for first in range(0, count, stored.frame):
                 numbers = range(first, first + stored.frame)
@@ -162,34 +163,25 @@ class RabbitStore(Store):
                         for i in range(0, entries, size)
                     ]
                 publisher.publish(frames, size, entries)
-        finally:
-            publisher.close()
 
     def delete(self, stream: str) -> None:
         # RabbitMQ notifies connections that used the stream of its deletion, so use a new one
-        connection = wire.Connection(self.uri, 'perf-delete')
-        try:
+        with closing(wire.Connection(self.uri, 'perf-delete')) as connection:
             connection.delete_stream(stream)
-        finally:
-            connection.close()
 
     def delete_super(self, stream: str) -> None:
-        connection = wire.Connection(self.uri, 'perf-delete')
-        try:
+        with closing(wire.Connection(self.uri, 'perf-delete')) as connection:
             super_stream_wire.delete(connection, stream)
-        finally:
-            connection.close()
 
 
 class KafkaStore(Store):
     def about(self) -> dict[str, str]:
-        with kafka.Connection(self.address):
-            return {'product': 'Kafka'}
+        kafka.connect(self.address).close()
+        return {'product': 'Kafka'}
 
     def create(self, stream: str) -> None:
-        with kafka.Connection(self.address) as connection:
-            connection.create_topic(stream)
-            connection.count(stream)  # waits until the topic has a leader
+        kafka.create_topic(self.address, stream)
+        kafka.count(self.address, stream)  # waits until the topic has a leader
         self.chunks[stream] = 0
 
     def fill(self, stream: str, count: int, stored: Stored) -> None:
@@ -198,12 +190,10 @@ class KafkaStore(Store):
         asyncio.run(fill(self.address, stream, count, stored))
 
     def count(self, stream: str) -> int:
-        with kafka.Connection(self.address) as connection:
-            return connection.count(stream)
+        return kafka.count(self.address, stream)
 
     def delete(self, stream: str) -> None:
-        with kafka.Connection(self.address) as connection:
-            connection.delete_topic(stream)
+        kafka.delete_topic(self.address, stream)
 
 
 @contextmanager
@@ -225,7 +215,7 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
             try:
                 store = connect(broker, far, cluster)
                 store.about()
-            except (broker_address.AddressError, BrokerError, *StoreError) as ex:
+            except (CommandError, BrokerError, *StoreError) as ex:
                 errors[broker] = str(ex)
             else:
                 stores[broker] = store

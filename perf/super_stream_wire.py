@@ -1,11 +1,11 @@
-"""Super streams over a blocking socket: partitions, routing by hash, and the floors' work.
+"""Super streams over a blocking socket: partitions, routing by hash, and confirms.
 
 Like :mod:`perf.wire`, this uses none of the measured libraries.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from urllib.parse import urlsplit
 
 from . import wire
@@ -71,11 +71,8 @@ def delete(connection: wire.Connection, stream: str) -> None:
 
 def leaders(uri: str, partitions: Sequence[str]) -> list[str]:
     """URI of the node that leads each partition; the argument leads to any node."""
-    connection = wire.Connection(uri)
-    try:
+    with closing(wire.Connection(uri)) as connection:
         found = [connection.leader(name)[0] for name in partitions]
-    finally:
-        connection.close()
     parts = urlsplit(uri)
     login = ''.join(parts.netloc.rpartition('@')[:2])
     uris = []
@@ -91,88 +88,6 @@ def strings(texts: Sequence[str]) -> bytes:
     return wire.U32.pack(len(texts)) + b''.join(map(wire.string, texts))
 
 
-def publish_frames(bodies: Sequence[bytes], count: int, size: int) -> list[tuple[int, int, bytes]]:
-    """Encode Publish frames of up to `size` messages for partitions; each body is its own key.
-
-    :return: number of the partition, which is its publisher, number of messages, and frame.
-    """
-    waiting: list[list[bytes]] = [[] for _ in range(count)]
-    sent = [0] * count
-    frames = []
-
-    def flush(i: int) -> None:
-        frames.append((i, len(waiting[i]), wire.publish_frame(i, sent[i], waiting[i])))
-        sent[i] += len(waiting[i])
-        waiting[i].clear()
-
-    for body in bodies:
-        i = partition_of(body, count)
-        waiting[i].append(wire.data_section(body))
-        if len(waiting[i]) == size:
-            flush(i)
-    for i in range(count):
-        if waiting[i]:
-            flush(i)
-    return frames
-
-
-def slots(bodies: Sequence[bytes], count: int, number: int) -> list[list[tuple[int, bytes]]]:
-    """Divide messages among slots, each of which sends its own ones one after the other.
-
-    The publishing id of a message is the number of its slot, which has no other in flight.
-
-    :param count: number of partitions.
-    :param number: number of slots.
-    :return: partition and encoded entry of each message of each slot, from the last to the first;
-        the end of a slot is an entry of partition `count`.
-    """
-    found = []
-    part = len(bodies) // number
-    for slot in range(number):
-        entries = [(count, b'')]
-        for body in reversed(bodies[slot * part : (slot + 1) * part]):
-            message = wire.data_section(body)
-            entry = wire.ENTRY_HEAD.pack(slot, len(message)) + message
-            entries.append((partition_of(body, count), entry))
-        found.append(entries)
-    return found
-
-
-def publish_slots(
-    connection: wire.Connection, slots: Sequence[list[tuple[int, bytes]]], count: int
-) -> int:
-    """Send the messages of `slots`, which are emptied: each one when the one before is confirmed.
-
-    All messages that one read of confirms releases leave in one write, with one frame for each
-    partition.
-
-    :return: number of confirmed messages, once all are confirmed.
-    """
-    head, size = wire.PUBLISH_HEAD.pack, wire.PUBLISH_HEAD.size - 4
-    take = [entries.pop for entries in slots]
-    ready: list[list[bytes]] = [[] for _ in range(count + 1)]
-    add = [entries.append for entries in ready]
-    total = 0
-    pending = sum(map(len, slots)) - len(slots)
-    free: Sequence[int] = range(len(slots))
-    while True:
-        for slot in free:
-            i, entry = take[slot]()
-            add[i](entry)
-        frames: list[bytes] = []
-        for i in range(count):
-            if entries := ready[i]:
-                body = b''.join(entries)
-                frames += head(len(body) + size, wire.PUBLISH, 1, i, len(entries)), body
-                entries.clear()
-        if frames:
-            connection.socket.sendall(b''.join(frames))
-        if total == pending:
-            return total
-        free = read_ids(connection)
-        total += len(free)
-
-
 def read_ids(connection: wire.Connection) -> list[int]:
     """Receive data once; return the publishing ids that it confirms."""
     data = connection.rest + connection.receive()
@@ -184,44 +99,6 @@ def read_ids(connection: wire.Connection) -> list[int]:
         pos = end
     connection.rest = data[pos:]
     return found
-
-
-def publish(
-    connections: Sequence[wire.Connection], frames: Sequence[tuple[int, int, bytes]], window: int
-) -> int:
-    """Send frames with at most `window` messages, or one frame, in flight per partition.
-
-    :param connections: the connection of each partition; partitions may share one.
-    :return: number of confirmed messages, once all are confirmed.
-    """
-    send = [connection.socket.sendall for connection in connections]
-    pending = [0] * len(connections)
-    total = 0
-    for i, size, data in frames:
-        while pending[i] and pending[i] > window - size:
-            total += read_confirms(connections[i], pending)
-        send[i](data)
-        pending[i] += size
-    for i, connection in enumerate(connections):
-        while pending[i]:
-            total += read_confirms(connection, pending)
-    return total
-
-
-def read(connections: Sequence[wire.Connection], count: int) -> int:
-    """Read chunks until they hold `count` messages in all partitions, which hold equally many.
-
-    :param connections: the connection of each partition; partitions may share one.
-    :return: number of messages in those chunks.
-    """
-    shares = [
-        (connection, count * connections.count(connection) // len(connections))
-        for connection in dict.fromkeys(connections)
-    ]
-    if len(shares) == 1:
-        return connections[0].read_messages(count)
-    with ThreadPoolExecutor(len(shares)) as threads:
-        return sum(threads.map(lambda share: share[0].read_messages(share[1]), shares))
 
 
 def read_confirms(connection: wire.Connection, pending: list[int]) -> int:

@@ -11,16 +11,14 @@ Frames are `u32 size, u16 key, u16 version, ...` in big-endian order; the key of
 import socket
 import struct
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from collections.abc import Callable, Generator, Sequence
+
+from brokers.probe import parse_uri
 
 DECLARE_PUBLISHER = 0x01
 PUBLISH = 0x02
 PUBLISH_CONFIRM = 0x03
 PUBLISH_ERROR = 0x04
-QUERY_PUBLISHER_SEQUENCE = 0x05
-DELETE_PUBLISHER = 0x06
 SUBSCRIBE = 0x07
 DELIVER = 0x08
 CREDIT = 0x09
@@ -49,7 +47,6 @@ REASONS = {
 
 GZIP = 1  # compression code of a sub-entry
 OFFSET_FIRST = 1
-OFFSET_LAST = 2
 OFFSET_NEXT = 3
 OFFSET_ABSOLUTE = 4
 CREDIT_AT_START = 10
@@ -65,7 +62,6 @@ CONFIRM = struct.Struct('>IHHBI')
 PUBLISH_HEAD = struct.Struct('>IHHBI')
 ENTRY_HEAD = struct.Struct('>QI')
 CREDIT_ONE = struct.Struct('>IHHBH')
-LAST_CHUNK = struct.pack('>HH', OFFSET_LAST, 1)  # with credit for one chunk
 SUB_ENTRY_HEAD = struct.Struct('>BHII')
 # Deliver v1 up to the chunk id: size, key, version, subscription, then magic, type, entries,
 # records, timestamp, epoch, chunk id.
@@ -76,32 +72,6 @@ CHUNK = struct.Struct('>BBHIqQQIIII')
 
 class WireError(Exception):
     """The broker refused a request or closed the connection."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """The parts of a `rabbitmq-stream://` URI."""
-
-    host: str
-    port: int
-    user: str
-    password: str = field(repr=False)
-    vhost: str
-
-
-def parse_uri(uri: str) -> Address:
-    """Parse a broker URI; the defaults are user guest, password guest, port 5552 and vhost /."""
-    form = 'rabbitmq-stream://user:password@host:port/, each part percent-encoded'
-    problem = WireError(f'not a stream URI without TLS ({form})')
-    try:
-        parts = urlsplit(uri)
-        port = parts.port or 5552
-    except ValueError:  # its text may contain a part of the password
-        raise problem from None
-    if parts.scheme != 'rabbitmq-stream' or not parts.hostname or '@' in parts.path:
-        raise problem
-    user, password = unquote(parts.username or 'guest'), unquote(parts.password or 'guest')
-    return Address(unquote(parts.hostname), port, user, password, unquote(parts.path[1:]) or '/')
 
 
 def string(text: str) -> bytes:
@@ -206,7 +176,8 @@ class Connection:
 
     def __init__(self, uri: str, name: str = 'perf', timeout: float | None = 30) -> None:
         self.address = address = parse_uri(uri)
-        self.properties: dict[str, str] = {}
+        if address.tls:
+            raise WireError(f'{address} uses TLS, which is not supported here')
         self.rest = b''
         try:
             self.socket = socket.create_connection((address.host, address.port), timeout=timeout)
@@ -223,8 +194,7 @@ class Connection:
 
     def _handshake(self, name: str) -> None:
         address = self.address
-        body = self.request(PEER_PROPERTIES, mapping({'connection_name': name}))
-        self.properties = read_mapping(body)
+        self.request(PEER_PROPERTIES, mapping({'connection_name': name}))
         self.request(SASL_HANDSHAKE, b'')
         secret = f'\0{address.user}\0{address.password}'.encode()
         self.request(SASL_AUTHENTICATE, string('PLAIN') + U32.pack(len(secret)) + secret)
@@ -253,15 +223,6 @@ class Connection:
     def declare_publisher(self, stream: str, reference: str = '', number: int = 0) -> None:
         """Declare a publisher; with a reference the broker discards duplicates."""
         self.request(DECLARE_PUBLISHER, bytes((number,)) + string(reference) + string(stream))
-
-    def delete_publisher(self) -> None:
-        """Delete publisher 0."""
-        self.request(DELETE_PUBLISHER, b'\x00')
-
-    def last_id(self, stream: str, reference: str) -> int:
-        """Query the last publishing id of a reference; 0 if there is none."""
-        body = self.request(QUERY_PUBLISHER_SEQUENCE, string(reference) + string(stream))
-        return int.from_bytes(body[:8], 'big')
 
     def leader(self, stream: str) -> tuple[tuple[str, int] | None, int]:
         """Query the advertised address of a stream's leader, if any, and the number of replicas."""
@@ -305,21 +266,6 @@ class Connection:
             values[key] = struct.unpack_from('>q', body, pos)[0]
             pos += 8
         return values
-
-    def stored(self, stream: str) -> Iterator[tuple[int, bytes]]:
-        """Yield offset and bytes of every committed message, after checking the chunk's CRC."""
-        chunk_id = -1
-        # the committed chunk may contain only a stored offset, which is not delivered
-        if self.stats(stream)['committed_chunk_id'] >= 0:
-            self.request(SUBSCRIBE, b'\x00' + string(stream) + LAST_CHUNK)
-            last, _ = read_chunk(self.read(DELIVER)[1:])
-            self.unsubscribe()
-            self.subscribe(stream)
-            while chunk_id < last:
-                chunk_id, messages = read_chunk(self.read(DELIVER)[1:])
-                self.socket.sendall(frame(CREDIT, b'\x00\x00\x01'))
-                yield from enumerate(messages, chunk_id)
-            self.unsubscribe()
 
     def request(self, key: int, body: bytes, *also: int) -> bytes:
         """Send a request; return the bytes after the response code."""
@@ -371,19 +317,15 @@ class Connection:
         """
         send = self.socket.sendall
         limit = window - size
-        pending = total = 0
+        pending = 0
         for data in frames:
             send(data)
             pending += size
             while pending > limit:
-                n = self.read_confirms()
-                pending -= n
-                total += n
+                pending -= self.read_confirms()
         while pending > 0:
-            n = self.read_confirms()
-            pending -= n
-            total += n
-        return total
+            pending -= self.read_confirms()
+        return size * len(frames) - pending
 
     def read_messages(self, count: int) -> int:
         """Read chunks until they hold `count` messages; return how many they hold."""
@@ -474,13 +416,3 @@ def read_sub_entry(data: bytes, pos: int, found: list[bytes]) -> int:
     if len(plain) != size or read_messages(plain, 0, records, found) != size:
         raise WireError('sub-entry does not match its size or record count')
     return end
-
-
-def read_mapping(body: bytes) -> dict[str, str]:
-    items = []
-    pos = 4
-    for _ in range(2 * U32.unpack_from(body, 0)[0]):
-        size = U16.unpack_from(body, pos)[0]
-        items.append(body[pos + 2 : pos + 2 + size].decode())
-        pos += 2 + size
-    return dict(zip(items[::2], items[1::2], strict=True))

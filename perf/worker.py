@@ -21,7 +21,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -77,34 +77,14 @@ async def measure(work: Work) -> dict[str, Any]:
     }
 
 
-async def lines(fd: int) -> AsyncIterator[bytes]:
-    """Read lines without blocking the event loop, so that the lane's tasks keep running."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    rest = b''
-    os.set_blocking(fd, False)
-    loop.add_reader(fd, ready.set)
-    try:
-        while True:
-            await ready.wait()
-            ready.clear()
-            try:
-                data = os.read(fd, 65536)
-            except BlockingIOError:
-                continue
-            if not data:
-                return
-            *whole, rest = (rest + data).split(b'\n')
-            for line in whole:
-                yield line
-    finally:
-        loop.remove_reader(fd)
-
-
 async def serve(lane: lanes.Lane, reply: Callable[[dict[str, Any]], None]) -> None:
     work: Work | None = None
+    commands = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(commands), sys.stdin
+    )
     try:
-        async for line in lines(0):
+        async for line in commands:
             command = json.loads(line)
             if command['do'] == 'open':
                 target = Target(command['address'], command['stream'])
@@ -123,6 +103,7 @@ async def serve(lane: lanes.Lane, reply: Callable[[dict[str, Any]], None]) -> No
                 assert work is not None
                 reply(await measure(work))
     finally:
+        transport.close()
         if work is not None:
             await work.close()
 

@@ -14,6 +14,7 @@ from .run import ProofError
 from .test_bed import Bed, body
 
 REFERENCE = 'proof'
+LAST_ID = 0x05  # the request QueryPublisherSequence
 
 T = TypeVar('T')
 SPAWN = get_context('spawn')
@@ -26,14 +27,15 @@ def publish_numbers(
 
     :param limit: its `value` is the number of messages that may be published so far.
     """
-    done = 0
+    done, named = 0, wire.string(REFERENCE) + wire.string(stream)
     while done < total:
         for uri in uris:
             try:
                 connection = wire.Connection(uri, 'proof-publish', timeout=10)
                 try:
                     connection.declare_publisher(stream, REFERENCE)
-                    done = connection.last_id(stream, REFERENCE)
+                    last = connection.request(LAST_ID, named)
+                    done = int.from_bytes(last[:8])
                     for count in portions(done, total, limit, size, window):
                         step = min(count, size)
                         bodies = [body(i) for i in range(done, done + count)]

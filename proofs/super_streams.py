@@ -27,6 +27,7 @@ PARTITIONS = 8
 READ = 30.0  # seconds without a message after which a reader has failed
 OPEN = 5.0  # maximum seconds to open all links
 FEW = 8  # partitions of another super stream
+DELETE_PUBLISHER = 0x06
 IDLE = 8 * 2**10  # maximum bytes per idle link
 FAULTS = (
     'connections cut',
@@ -144,7 +145,7 @@ def write(connection: wire.Connection, partitions: Sequence[str]) -> None:
     for partition in partitions:
         connection.declare_publisher(partition)
         connection.publish(data, 1, 1)
-        connection.delete_publisher()
+        connection.request(DELETE_PUBLISHER, b'\0')
 
 
 def publisher(client: rbs.StreamsClient, stream: str, count: int) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from brokers import Progress, RabbitMQ
+from brokers.probe import parse_uri, peer_properties
 from brokers.proxy import Direction, Proxy
 from brokers.state import free_ports
 from perf import super_stream_wire, wire
@@ -34,6 +35,7 @@ WIDTH = 10  # digits in a body
 ENTRY_UP = 8 + 4 + 5 + WIDTH  # bytes of a message in a Publish frame: id, size, AMQP header, body
 ENTRY_DOWN = 4 + 5 + WIDTH  # bytes of a message in a chunk
 CONFIRM_DOWN = 8  # bytes of a confirm
+LAST_CHUNK = b'\0\2\0\1'  # the start of a subscription, and credit for one chunk
 
 
 def body(number: int) -> bytes:
@@ -54,12 +56,9 @@ class Bed:
     def about(self) -> dict[str, str]:
         """Product and version of the broker."""
         for uri in self.direct:
-            with suppress(wire.WireError, OSError):
-                connection = wire.Connection(uri, 'proof')
-                connection.close()
-                return {
-                    name: connection.properties.get(name, '') for name in ('product', 'version')
-                }
+            with suppress(OSError):
+                found = peer_properties(parse_uri(uri))
+                return {name: found.get(name, '') for name in ('product', 'version')}
         return {}
 
     # -- streams
@@ -175,13 +174,28 @@ class Bed:
         }
 
 
+def stored(stream: str, connection: wire.Connection) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and bytes of every committed message, after checking the chunk's CRC."""
+    # the committed chunk may contain only a stored offset, which is not delivered
+    if connection.stats(stream)['committed_chunk_id'] >= 0:
+        connection.request(wire.SUBSCRIBE, b'\0' + wire.string(stream) + LAST_CHUNK)
+        chunk_id, (last, _) = -1, wire.read_chunk(connection.read(wire.DELIVER)[1:])
+        connection.unsubscribe()
+        connection.subscribe(stream)
+        while chunk_id < last:
+            chunk_id, messages = wire.read_chunk(connection.read(wire.DELIVER)[1:])
+            connection.socket.sendall(wire.frame(wire.CREDIT, b'\0\0\1'))
+            yield from enumerate(messages, chunk_id)
+        connection.unsubscribe()
+
+
 def read_stored(stream: str, connection: wire.Connection) -> Messages:
     """Read the numbers and offsets of the messages in a stream."""
     numbers, offsets = array('q'), array('q')
     stats = connection.stats(stream)
     if stats['committed_chunk_id'] != stats['last_chunk_id']:  # after a change of leader
         raise wire.WireError('the stream has chunks that are not yet committed')
-    for offset, message in connection.stored(stream):
+    for offset, message in stored(stream, connection):
         if message[:5] != b'\x00\x53\x75\xa0' + bytes((WIDTH,)):
             raise ProofError(f'unexpected message at offset {offset}: {message!r}')
         numbers.append(int(message[5:]))

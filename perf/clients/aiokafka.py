@@ -15,16 +15,23 @@ from .open_loop import OpenLoop
 RECORD = 32
 
 
+def producer(address: str, **options: Any) -> Any:
+    return AIOKafkaProducer(
+        bootstrap_servers=address, acks='all', value_serializer=msgpack.packb, **options
+    )
+
+
+def consumer(address: str, **options: Any) -> Any:
+    return AIOKafkaConsumer(
+        bootstrap_servers=address, value_deserializer=msgpack.unpackb, **options
+    )
+
+
 class Publish(Work):
     async def open(self) -> None:
-        self.producer: Any = AIOKafkaProducer(
-            bootstrap_servers=self.target.address,
-            acks='all',
-            linger_ms=0,
-            # the default, unless a batch needs more
-            max_batch_size=max(16_384, self.kind.size * RECORD if self.kind.work == 'batch' else 0),
-            value_serializer=msgpack.packb,
-        )
+        # the default size, unless a batch needs more
+        size = max(16_384, self.kind.size * RECORD if self.kind.work == 'batch' else 0)
+        self.producer = producer(self.target.address, linger_ms=0, max_batch_size=size)
         await self.producer.start()
 
     async def close(self) -> None:
@@ -86,9 +93,7 @@ class Consume(Work):
         self.partition = TopicPartition(target.stream, 0)
 
     async def open(self) -> None:
-        self.consumer: Any = AIOKafkaConsumer(
-            bootstrap_servers=self.target.address, value_deserializer=msgpack.unpackb
-        )
+        self.consumer = consumer(self.target.address)
         await self.consumer.start()
 
     async def run(self) -> int:
@@ -115,20 +120,18 @@ class Consume(Work):
 
 async def fill(address: str, topic: str, count: int, stored: Stored) -> None:
     """Publish the messages for the lanes that consume."""
-    producer: Any = AIOKafkaProducer(
-        bootstrap_servers=address, acks='all', value_serializer=msgpack.packb
-    )
-    await producer.start()
+    filling = producer(address)
+    await filling.start()
     try:
         for first in range(0, count, stored.frame):
             numbers = range(first, first + stored.frame)
             sent = [
-                await producer.send(topic, numbered(i, stored.size), partition=0) for i in numbers
+                await filling.send(topic, numbered(i, stored.size), partition=0) for i in numbers
             ]
             for future in sent:
                 await future
     finally:
-        await producer.stop()
+        await filling.stop()
 
 
 class AtFixedRate(OpenLoop):
@@ -140,17 +143,8 @@ class AtFixedRate(OpenLoop):
     async def open(self) -> None:
         topic = self.target.stream
         self.turn = asyncio.Lock()
-        self.consumer: Any = AIOKafkaConsumer(
-            bootstrap_servers=self.target.address,
-            auto_offset_reset='latest',
-            value_deserializer=msgpack.unpackb,
-        )
-        self.producer: Any = AIOKafkaProducer(
-            bootstrap_servers=self.target.address,
-            acks='all',
-            linger_ms=0,
-            value_serializer=msgpack.packb,
-        )
+        self.consumer = consumer(self.target.address, auto_offset_reset='latest')
+        self.producer = producer(self.target.address, linger_ms=0)
         await self.consumer.start()
         await self.producer.start()
         await self.producer.partitions_for(topic)  # otherwise the first message would do it

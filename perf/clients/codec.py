@@ -20,6 +20,10 @@ class Message:
     properties: dict[str, str] = field(default_factory=dict)
     app_properties: dict[str, Any] = field(default_factory=dict)
 
+    def names(self) -> dict[str, Any]:
+        """What statements call the contents."""
+        return {'data': self.body, 'app_properties': self.app_properties}
+
 
 def document() -> dict[str, Any]:
     """Ten maps with ten values each."""

@@ -27,10 +27,8 @@ def case(work: str, message: Message) -> Case:
         }
         fields = ', '.join(f'{name!r}: {text!r}' for name, text in message.properties.items())
         value = f"{{'properties': {{{fields}}}, 'app_properties': app_properties, 'body': data}}"
-    names: dict[str, Any] = {
-        'app_properties': message.app_properties,
+    names = message.names() | {
         'buffer': buffer,
-        'data': message.body,
         'decode': decoder.decode,
         'encode': encoder.encode,
         'encode_into': encoder.encode_into,

@@ -49,11 +49,7 @@ def case(work: str, message: Message) -> Case:
     if message.properties:
         steps.append('message.properties = app_properties')
     encode = '; '.join([*steps, 'message.body = data', 'message.encode()'])
-    names: dict[str, Any] = {
-        'app_properties': message.app_properties,
-        'data': message.body,
-        'message': one,
-    }
+    names = message.names() | {'message': one}
     expected = (message.body, message.properties, message.app_properties)
     if work == 'encode':
         return Case(encode, names, expected, decoded)

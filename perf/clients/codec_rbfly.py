@@ -34,18 +34,15 @@ def contents(ctx: MessageCtx) -> tuple[Any, ...]:
 def case(work: str, message: Message) -> Case:
     context = f'stream_message_ctx({arguments(message)})'
     buffer = bytearray(4096)
-    names: dict[str, Any] = {
+    names = message.names() | {
         'AMQPProperties': AMQPProperties,
-        'app_properties': message.app_properties,
         'buffer': buffer,
-        'data': message.body,
         'decode_amqp': decode_amqp,
         'encode_amqp': encode_amqp,
         'encode_amqp_bytes': encode_amqp_bytes,
         'stream_message_ctx': stream_message_ctx,
     }
     names['raw'] = eval(f'encode_amqp_bytes({context})', names)
-    del names['__builtins__']
     expected = (message.body, message.properties, message.app_properties)
 
     def written(size: int) -> tuple[Any, ...]:

@@ -33,14 +33,12 @@ def case(work: str, message: Message) -> Case:
         fields = ', '.join(f'{name}={value!r}' for name, value in message.properties.items())
         arguments += f', properties=Properties({fields}), application_properties=app_properties'
     encode = f'bytes(AMQPMessage({arguments}))'
-    names: dict[str, Any] = {
+    names = message.names() | {
         'AMQPMessage': AMQPMessage,
         'Properties': Properties,
         'amqp_decoder': amqp_decoder,
-        'app_properties': message.app_properties,
-        'data': message.body,
     }
-    names['raw'] = eval(encode, dict(names))
+    names['raw'] = eval(encode, names)
     properties = {name: value.encode() for name, value in message.properties.items()}
     expected = (as_read(message.body), properties, as_read(message.app_properties))
     if work == 'encode':

@@ -23,7 +23,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from ..histogram import Histogram
 from ..lanes import Kind
@@ -39,16 +39,11 @@ TFD_TIMER_ABSTIME = 1
 TIMER_SPEC = struct.Struct('@llll')
 
 
-class Pace(Protocol):
-    """Calls `tick` with the number of messages that have become due since the last call."""
-
-    def __init__(self, rate: int, start: int, tick: Callable[[int], None]) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class KernelPace:
-    """A kernel timer (Linux) that the event loop reads like a socket."""
+    """Calls `tick` with the number of messages that have become due since the last call.
+
+    A kernel timer (Linux), which the event loop reads like a socket.
+    """
 
     def __init__(self, rate: int, start: int, tick: Callable[[int], None]) -> None:
         self.tick = tick
@@ -73,7 +68,7 @@ class KernelPace:
 
 
 class LoopPace:
-    """A timer of the event loop; sends all messages that became due within its resolution."""
+    """The same with a timer of the event loop, whose resolution delays messages."""
 
     def __init__(self, rate: int, start: int, tick: Callable[[int], None]) -> None:
         self.tick = tick
@@ -94,7 +89,7 @@ class LoopPace:
         self.timer.cancel()
 
 
-PACE: type[Pace] = KernelPace if sys.platform == 'linux' else LoopPace
+PACE: type[KernelPace | LoopPace] = KernelPace if sys.platform == 'linux' else LoopPace
 
 
 class OpenLoop(Work):

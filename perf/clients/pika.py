@@ -131,9 +131,6 @@ class Publisher:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_exception(error)
 
-    def on_open_error(self, connection: Any, error: BaseException) -> None:
-        self.failed(error)
-
     def on_channel_closed(self, channel: Any, error: BaseException) -> None:
         if not self.closing:
             self.failed(error)
@@ -167,7 +164,7 @@ class Publisher:
             AsyncioConnection(
                 parameters(self.target),
                 on_open_callback=done,
-                on_open_error_callback=self.on_open_error,
+                on_open_error_callback=self.on_closed,
                 on_close_callback=self.on_closed,
             )
 

@@ -1,7 +1,8 @@
 """RbFly."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
 from time import perf_counter
 from typing import Any
 
@@ -160,13 +161,7 @@ class Repeat(Single):
         return count
 
 
-class Batch(Client):
-    async def open(self) -> None:
-        await super().open()
-        self.publisher = await self.stack.enter_async_context(
-            self.client.publisher(self.target.stream, amqp=self.amqp)
-        )
-
+class Batch(Single):
     async def prepare(self, count: int) -> None:
         data = bodies(count)
         size = self.kind.size
@@ -196,7 +191,10 @@ class Consume(Client):
     async def open(self) -> None:
         await super().open()
         (subscription,) = self.subscribe(1)
-        received = await self.collect(subscription, self.stored.frame)
+        received: list[Any] = []
+        async with aclosing(self.checked(subscription)) as items:
+            while len(received) < self.stored.frame:
+                received.append(await anext(items))
         await subscription.aclose()
         if received != [self.body(i) for i in range(self.stored.frame)]:
             raise ValueError('the received bodies differ from the published ones')
@@ -226,14 +224,10 @@ class Consume(Client):
             if data != self.body(count - 1):
                 raise ValueError(f'message {count - 1} has the body {repr(data)[:50]}')
 
-    async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
-        """Return `count` bodies."""
-        collected = []
-        async for data in subscription:
-            collected.append(data)
-            if len(collected) == count:
-                break
-        return collected
+    async def checked(self, subscription: rbs.Subscription) -> AsyncGenerator[Any, None]:
+        """Yield bodies; check what else messages have."""
+        async for body in subscription:
+            yield body
 
     async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
         """Read at least `count` messages; return how many, and the last body."""
@@ -247,13 +241,10 @@ class Consume(Client):
 
 
 class ConsumeBatches(Consume):
-    async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
-        collected: list[Any] = []
+    async def checked(self, subscription: rbs.Subscription) -> AsyncGenerator[Any, None]:
         async for batch in subscription.batches():
-            collected.extend(batch)
-            if len(collected) >= count:
-                break
-        return collected[:count]
+            for body in batch:
+                yield body
 
     async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
         left = count
@@ -268,8 +259,8 @@ class ConsumeBatches(Consume):
 
 
 class ConsumeMessages(Consume):
-    async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
-        collected: list[Any] = []
+    async def checked(self, subscription: rbs.Subscription) -> AsyncGenerator[Any, None]:
+        offset = 0
         async for message in subscription.messages():
             if self.stored.properties:
                 received = message.properties
@@ -283,12 +274,10 @@ class ConsumeMessages(Consume):
                     'the application properties differ from the published ones:'
                     f' {message.app_properties}'
                 )
-            if message.stream_offset != len(collected):
-                raise ValueError(f'offset {message.stream_offset} for message {len(collected)}')
-            collected.append(message.body)
-            if len(collected) == count:
-                break
-        return collected
+            if message.stream_offset != offset:
+                raise ValueError(f'offset {message.stream_offset} for message {offset}')
+            yield message.body
+            offset += 1
 
     async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
         left = count

@@ -14,6 +14,8 @@ from rstream import (
     amqp_decoder,
 )
 
+from brokers.probe import parse_uri
+
 from .. import wire
 from ..lanes import Kind
 from .base import Target, Work, bodies, numbered
@@ -24,7 +26,7 @@ CREDIT = 10  # chunks; rstream's default
 
 def account(uri: str) -> dict[str, Any]:
     """The broker's address and credentials, as arguments for rstream."""
-    address = wire.parse_uri(uri)
+    address = parse_uri(uri)
     return {
         'host': address.host,
         'port': address.port,

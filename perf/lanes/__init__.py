@@ -9,17 +9,16 @@ import importlib.metadata
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from .. import programs
+from .. import CommandError, programs
 from .kinds import KINDS, ROUNDS, SCENARIOS
 from .libraries import LIBRARIES, REFERENCES, USES
-from .model import POLLING, Kind, Lane, Library, Scenario, Stored
+from .model import Kind, Lane, Library, Scenario, Stored
 
 __all__ = [
     'INSTALL',
     'KINDS',
     'LANES',
     'LIBRARIES',
-    'POLLING',
     'REFERENCES',
     'ROUNDS',
     'SCENARIOS',
@@ -53,11 +52,11 @@ def select(words: list[str], scenarios: list[str]) -> list[Lane]:
 
     Without words or scenarios, all match.
 
-    :raises ValueError: a name is unknown.
+    :raises CommandError: a name is unknown.
     """
     for scenario in scenarios:
         if scenario not in SCENARIOS:
-            raise ValueError(f'no scenario {scenario}; there are {", ".join(SCENARIOS)}')
+            raise CommandError(f'no scenario {scenario}; there are {", ".join(SCENARIOS)}')
     lanes = [ln for ln in LANES.values() if not scenarios or ln.kind.scenario in scenarios]
     if not words:
         return lanes
@@ -70,7 +69,7 @@ def select(words: list[str], scenarios: list[str]) -> list[Lane]:
         }
         if not names:
             known = ', '.join(ln.name for ln in lanes)
-            raise ValueError(f'no lane, library or kind {word}; lanes are {known}')
+            raise CommandError(f'no lane, library or kind {word}; lanes are {known}')
         chosen |= names
     return [ln for ln in lanes if ln.name in chosen]
 

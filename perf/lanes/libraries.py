@@ -35,13 +35,19 @@ WITHOUT_LOOP = ('raw-socket', 'raw-socket-polling', 'go', 'java')
 BROKERS = {'aiokafka': 'kafka', 'pika': 'amqp', 'aio-pika': 'amqp'}
 
 
-def use(
-    name: str, module: str, kinds: tuple[str, ...], how: str, part: float = 1, **options: Any
-) -> Use:
-    """How a library uses its broker."""
+def use(name: str, module: str, kinds: str, how: str, part: float = 1, **options: Any) -> Use:
+    """How a library uses its broker.
+
+    :param kinds: names of kinds of work; `SCENARIO/` stands for all kinds of a scenario, and
+        `SCENARIO/A,B` for those of some of its series.
+    """
+    found: list[str] = []
+    for word in kinds.split():
+        scenario, slash, series = word.partition('/')
+        found += names(scenario, *filter(None, series.split(','))) if slash else [word]
     loop = 'none' if name in WITHOUT_LOOP else 'uvloop'
     broker = BROKERS.get(name, 'rabbitmq')
-    return Use(LIBRARIES[name], module, kinds, how, loop, broker, part, options)
+    return Use(LIBRARIES[name], module, tuple(found), how, loop, broker, part, options)
 
 
 def codec(name: str, how: str, into: bool = False) -> Use:
@@ -50,22 +56,16 @@ def codec(name: str, how: str, into: bool = False) -> Use:
     return Use(LIBRARIES[name], f'codec_{name}', kinds, how, 'none', '')
 
 
-ROUND_TRIPS = ('single', 'batch')
-CONSUMING = (*names('consume'), 'sub-consume')
-ALL = (*ROUND_TRIPS, 'window', 'tasks-100', 'tasks-1000', 'sub-publish', *CONSUMING)
-SUPER = ('super-publish', 'super-tasks', 'super-one', 'super-consume', *names('super-nodes'))
+ROUND_TRIPS = 'single batch'
+CONSUMING = 'consume/ sub-consume'
+ALL = f'{ROUND_TRIPS} window tasks-100 tasks-1000 sub-publish {CONSUMING}'
+SUPER = 'super-publish super-tasks super-one super-consume super-nodes/'
 
 USES = (
     use(
         'raw-socket',
         'raw_socket',
-        (
-            *ALL,
-            *names('latency', 'each', 'batch', 'flight'),
-            *names('sizes', 'many', 'read'),
-            *names('clients'),
-            'super-plain',
-        ),
+        f'{ALL} latency/each,batch,flight sizes/many,read clients/ super-plain',
         'blocking socket; frames encoded before the clock starts, with a message, a batch, or up to'
         ' 1,000 messages and 500 KB; tasks: what all tasks send at the same time in one frame;'
         ' sub-publish: 100 sub-entries; confirms counted; consuming: credit for 10 chunks, renewed'
@@ -74,13 +74,7 @@ USES = (
     use(
         'bare-uvloop',
         'bare_uvloop',
-        (
-            *ROUND_TRIPS,
-            'tasks-100',
-            *names('batch-size'),
-            *names('concurrent'),
-            *names('sizes', 'send'),
-        ),
+        f'{ROUND_TRIPS} tasks-100 batch-size/ concurrent/ sizes/send',
         'the frames of the blocking socket, sent by an asyncio protocol; one future per round trip',
     ),
     use(
@@ -101,20 +95,8 @@ USES = (
     use(
         'rbfly',
         'rbfly',
-        (
-            *ALL,
-            *names('batch-size'),
-            *names('concurrent'),
-            *names('far'),
-            *names('gaps'),
-            *names('latency', 'each', 'batch', 'flight'),
-            *names('processes'),
-            *names('sizes'),
-            *names('values'),
-            *names('clients'),
-            *names('growth'),
-            'super-plain',
-        ),
+        f'{ALL} batch-size/ concurrent/ far/ gaps/ latency/each,batch,flight processes/ sizes/'
+        ' values/ clients/ growth/ super-plain',
         'one after the other and from tasks: `Publisher.send`; batches: `Publisher.batch`, then'
         ' `flush`; otherwise `Publisher.send_many` with a list; sub-publish: with'
         ' `sub_entry_size=100`; growth of messages: 100,000 at a time; several publishers: one task'
@@ -123,18 +105,14 @@ USES = (
     use(
         'rbfly-polling',
         'rbfly',
-        (
-            *(*ROUND_TRIPS, 'window', 'tasks-100', 'tasks-1000', 'consume'),
-            *names('far'),
-            *names('gaps'),
-        ),
+        f'{ROUND_TRIPS} window tasks-100 tasks-1000 consume far/ gaps/',
         f'like `rbfly`, with `streams_client(..., busy_poll={BUSY_POLL})`',
         busy_poll=BUSY_POLL,
     ),
     use(
         'rbfly-batches',
         'rbfly',
-        (*CONSUMING, *names('sizes', 'read'), 'clients-consume'),
+        f'{CONSUMING} sizes/read clients-consume',
         '`async for` over `subscription.batches()`, `for` over the bodies of each batch',
         read='batches',
     ),
@@ -150,21 +128,21 @@ USES = (
     use(
         'rbfly-amqp',
         'rbfly',
-        names('amqp'),
+        'amqp/',
         "body `'{:010d}'.format(n).encode()`; `Publisher.send`;"
         ' `Publisher.batch` 100 times, then `flush`',
     ),
     use(
         'rbfly-raw',
         'rbfly',
-        names('amqp'),
+        'amqp/',
         'like `rbfly-amqp`, with `client.publisher(..., amqp=False)`',
         amqp=False,
     ),
     use(
         'rstream',
         'rstream',
-        (*ROUND_TRIPS, *names('batch-size'), *names('sizes', 'send', 'many')),
+        f'{ROUND_TRIPS} batch-size/ sizes/send,many',
         '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock starts;'
         ' one after the other: `send_wait`; batches: `send_batch` with `on_publish_confirm`, the'
         ' next one when all are confirmed; many unconfirmed: `send_batch` of up to 1,000 messages'
@@ -173,7 +151,7 @@ USES = (
     use(
         'aiokafka',
         'aiokafka',
-        (*ROUND_TRIPS, *names('batch-size'), *names('concurrent'), *names('sizes', 'send', 'many')),
+        f'{ROUND_TRIPS} batch-size/ concurrent/ sizes/send,many',
         "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`, one"
         ' partition, one replica; one after the other and from tasks: `send_and_wait`; batches:'
         ' `create_batch`, `append`, `send_batch`, awaiting its future; many unconfirmed: `send`,'
@@ -219,7 +197,7 @@ USES = (
     use(
         'rbfly-batches',
         'rbfly_super',
-        ('super-consume', *names('super-nodes', 'consume')),
+        'super-consume super-nodes/consume',
         '`async for` over `subscription.batches()` of all partitions, `for` over the bodies of'
         ' each batch',
         read='batches',
@@ -227,26 +205,26 @@ USES = (
     use(
         'bare-uvloop',
         'bare_uvloop',
-        names('percentiles'),
+        'percentiles/',
         'an asyncio protocol sends all due messages in one frame; another reads the bodies',
     ),
     use(
         'rbfly',
         'rbfly',
-        names('percentiles'),
+        'percentiles/',
         '`Publisher.send` in one task per message; another client consumes with `async for`',
     ),
     use(
         'rstream',
         'rstream',
-        names('concurrent'),
+        'concurrent/',
         '`send_wait` in each task; a tenth of the messages',
         part=0.1,
     ),
     use(
         'rstream',
         'rstream',
-        names('sizes', 'read'),
+        'sizes/read',
         '`Consumer.subscribe` from the first offset, `amqp_decoder`, `initial_credit` 10;'
         ' a quarter of the messages',
         part=0.25,
@@ -254,42 +232,42 @@ USES = (
     use(
         'rstream',
         'rstream',
-        names('percentiles'),
+        'percentiles/',
         '`send_batch` of all due messages, with `on_publish_confirm`; a `Consumer` with its'
         ' defaults',
     ),
     use(
         'aiokafka',
         'aiokafka',
-        names('sizes', 'read'),
+        'sizes/read',
         '`AIOKafkaConsumer` with its defaults, assigned to the partition; `getmany`, values decoded'
         ' by `msgpack.unpackb`',
     ),
     use(
         'aiokafka',
         'aiokafka',
-        names('percentiles'),
+        'percentiles/',
         "`AIOKafkaProducer(acks='all', linger_ms=0)`, `send` of all due messages; an"
         ' `AIOKafkaConsumer` with its defaults',
     ),
     use(
         'pika',
         'pika',
-        names('latency', 'each', 'unconfirmed', 'connection'),
+        'latency/each,unconfirmed,connection',
         '`BlockingConnection` to a stream queue, using AMQP 0.9.1: `basic_publish` with and without'
         ' `confirm_delivery`, and on a new connection for each message',
     ),
     use(
         'pika',
         'pika',
-        names('latency', 'flight'),
+        'latency/flight',
         '`AsyncioConnection`, `basic_publish` with up to 10,000 unconfirmed; half the messages',
         part=0.5,
     ),
     use(
         'pika',
         'pika',
-        names('processes'),
+        'processes/',
         '`AsyncioConnection` for each publisher, `basic_publish` with up to 10,000 unconfirmed; a'
         ' fortieth of the messages',
         part=1 / 40,
@@ -297,14 +275,14 @@ USES = (
     use(
         'aio-pika',
         'aio_pika',
-        names('latency', 'each', 'unconfirmed'),
+        'latency/each,unconfirmed',
         '`Exchange.publish` to a stream queue, using AMQP 0.9.1, with and without'
         ' `publisher_confirms`',
     ),
     use(
         'go',
         '',
-        (*names('clients'), 'super-publish', 'super-consume'),
+        'clients/ super-publish super-consume',
         'the official Go client: `BatchSend` of 500 messages with up to 10,000 unconfirmed, or'
         ' `SuperStreamProducer.Send` with up to 40,000; a `Consumer`, or a `SuperStreamConsumer`,'
         ' from the first offset that decodes bodies; socket buffer sizes left to the OS',
@@ -312,7 +290,7 @@ USES = (
     use(
         'java',
         '',
-        (*names('clients'), 'super-publish', 'super-consume'),
+        'clients/ super-publish super-consume',
         'the official Java client: a producer with its defaults and up to 10,000 unconfirmed, or'
         ' with `superStream` and up to 5,000 unconfirmed for each partition; a consumer from the'
         ' first offset that decodes bodies',

@@ -189,8 +189,12 @@ class Lane:
     @property
     def floor(self) -> str:
         """Name of its floor, which need not exist; a lane that polls has one that polls."""
-        polling = POLLING if self.library.name.endswith(POLLING) else ''
-        return f'{self.kind.floor}{polling}-{self.kind.name}'
+        return f'{self.kind.floor}{POLLING if self.polls else ""}-{self.kind.name}'
+
+    @property
+    def polls(self) -> bool:
+        """Whether it polls while it waits, so that it is compared only with lanes that do."""
+        return self.library.name.endswith(POLLING)
 
     @property
     def is_floor(self) -> bool:

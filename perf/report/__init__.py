@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import page
-from .model import Report, ReportError
+from .model import Report
 
-__all__ = ['Report', 'ReportError', 'write']
+__all__ = ['Report', 'write']
 
 
 def write(paths: Sequence[Path], folder: Path) -> Path:
@@ -14,7 +14,7 @@ def write(paths: Sequence[Path], folder: Path) -> Path:
 
     :param paths: result files; if two of them measured the same kind of work, the report shows the
         later results.
-    :raises ReportError: no lane has results.
+    :raises CommandError: no lane has results.
     """
     text = page.compose(Report.read(paths))
     folder.mkdir(parents=True, exist_ok=True)

@@ -48,8 +48,8 @@ OVERVIEW = {
 
 
 def style(lane: Lane, value: float = 0, low: float = 0, high: float = 0) -> Mark:
-    colour = 'currentColor' if lane.is_floor else COLOURS.get(lane.library, OTHER)
-    return Mark(value, low, high, colour, rank(lane.library), lane.is_floor)
+    colour = 'currentColor' if lane.library.is_floor else COLOURS.get(lane.library.name, OTHER)
+    return Mark(value, low, high, colour, rank(lane.library.name), lane.library.is_floor)
 
 
 def rate(lane: Lane) -> Mark:
@@ -69,7 +69,7 @@ def overview(report: Report) -> Figure | None:
         for peer in report.of_kind(name):
             if ours and peer.is_peer and (ratio := ours.ratio(peer)):
                 marks.append(style(peer, ratio.value, ratio.low, ratio.high))
-                legend[peer.title] = style(peer)
+                legend[peer.library.title] = style(peer)
         if marks:
             rows.append((text, marks))
     if not rows:
@@ -89,7 +89,7 @@ def figure(report: Report, scenario: str) -> Figure:
             for kind in kinds:
                 if kind.name in DRAWN.get(scenario, (kind.name,)):
                     shown = [lane for lane in report.of_kind(kind.name) if not lane.polls]
-                    bars(figure, kind.title, [(lane.title, lane) for lane in shown])
+                    bars(figure, kind.title, [(lane.library.title, lane) for lane in shown])
         elif scenario == 'percentiles':
             for kind in kinds:
                 latencies(figure, report, kind)
@@ -111,8 +111,8 @@ def bars(figure: Figure, text: str, lanes: Sequence[tuple[str, Lane]]) -> None:
 def curves(figure: Figure, report: Report, text: str, axis: str, kinds: Sequence[Kind]) -> None:
     lanes = [(i, lane) for i, kind in enumerate(kinds) for lane in report.of_kind(kind.name)]
     found = []
-    for library in sorted({lane.library for _, lane in lanes}, key=rank):
-        of_library = [(i, lane) for i, lane in lanes if lane.library == library]
+    for library in sorted({lane.library.name for _, lane in lanes}, key=rank):
+        of_library = [(i, lane) for i, lane in lanes if lane.library.name == library]
         marks = [(i, rate(lane)) for i, lane in of_library]
         found.append((LIBRARIES[library].title, style(of_library[0][1]), marks))
     figure.curves(
@@ -127,7 +127,9 @@ def latencies(figure: Figure, report: Report, kind: Kind) -> None:
             histogram = lane.histogram(what)
             values = [histogram.quantile(q) * 1000 for q in QUANTILES.values()]
             colour = style(lane).colour
-            rows.append((lane.title, [Mark(x, x, x, colour, i) for i, x in enumerate(values)]))
+            rows.append(
+                (lane.library.title, [Mark(x, x, x, colour, i) for i, x in enumerate(values)])
+            )
         legend = [(name, Mark(shape=i)) for i, name in enumerate(QUANTILES)]
         text = f'{kind.at:,} messages per second, {what}'
         figure.rows(text, 'milliseconds', rows, legend, log=True)

@@ -7,17 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from .. import environment, lanes
+from .. import CommandError, environment, lanes
 from ..histogram import Histogram
-from ..lanes import LIBRARIES, POLLING, REFERENCES, Kind, Scenario
+from ..lanes import LIBRARIES, REFERENCES, Kind, Scenario
 from ..results import Results, read
 from ..stats import Interval, median_interval
 
 OURS = 'rbfly'
-
-
-class ReportError(Exception):
-    """No report can be created from the result files."""
 
 
 def rank(library: str) -> int:
@@ -26,44 +22,18 @@ def rank(library: str) -> int:
 
 
 @dataclass(frozen=True)
-class Lane:
+class Lane(lanes.Lane):
     """A lane with results."""
 
     run: 'Run'
-    lane: lanes.Lane
-
-    @property
-    def name(self) -> str:
-        return self.lane.name
-
-    @property
-    def kind(self) -> Kind:
-        return self.lane.kind
-
-    @property
-    def library(self) -> str:
-        return self.lane.library.name
-
-    @property
-    def title(self) -> str:
-        return self.lane.library.title
 
     @property
     def is_ours(self) -> bool:
-        return self.library.split('-')[0] == OURS
-
-    @property
-    def polls(self) -> bool:
-        """Whether it polls while it waits, so that it is compared only with lanes that do."""
-        return self.library.endswith(POLLING)
-
-    @property
-    def is_floor(self) -> bool:
-        return self.lane.library.is_floor
+        return self.library.name.split('-')[0] == OURS
 
     @property
     def is_peer(self) -> bool:
-        return not (self.is_ours or self.is_floor or self.library in REFERENCES)
+        return not (self.is_ours or self.library.is_floor or self.library.name in REFERENCES)
 
     def values(self, column: str) -> list[float]:
         return list(self.run.results.column(self.name, column).values())
@@ -134,8 +104,9 @@ class Run:
             elif name not in measured:
                 self.absent[name] = 'the run ended before its first round'
             elif name in lanes.LANES:
-                found.append(Lane(self, lanes.find(name)))
-        found.sort(key=lambda lane: rank(lane.library))
+                lane = lanes.find(name)
+                found.append(Lane(lane.use, lane.kind, self))
+        found.sort(key=lambda lane: rank(lane.library.name))
         self.lanes = {lane.name: lane for lane in found}
 
     @property
@@ -168,7 +139,7 @@ class Report:
                     latest[kind].drop(kind)
                 latest[kind] = run
         if not any(run.lanes for run in runs):
-            raise ReportError('no lane has results')
+            raise CommandError('no lane has results')
         return cls(runs)
 
     @property

@@ -215,7 +215,7 @@ def numbers(report: Report, kinds: Sequence[Kind], axis: str = '') -> Iterator[s
             rate = f'{lane.rate.value:,.0f}'
             if lane.rounds > 1:
                 rate += f' [{lane.rate.low:,.0f}, {lane.rate.high:,.0f}]'
-            row += [plain(lane.title), rate]
+            row += [plain(lane.library.title), rate]
             if sizes:
                 row.append(number(lane.rate.value * size_of(kind) / 1e6))
             cpu = f'{lane.cpu:.2f}' if lane.cpu >= 1 else f'{lane.cpu:.3f}'
@@ -255,7 +255,7 @@ def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
     rows = []
     for kind in kinds:
         for lane in report.of_kind(kind.name):
-            row = [f'{kind.at:,}', plain(lane.title)]
+            row = [f'{kind.at:,}', plain(lane.library.title)]
             for what in LATENCIES:
                 histogram = lane.histogram(what)
                 row += [f'{histogram.quantile(q) * 1000:.2f}' for q in QUANTILES.values()]
@@ -299,8 +299,8 @@ def method(report: Report) -> Iterator[str]:
     yield from heading('How each library is used', '~')
     groups: dict[tuple[str, str, str], dict[str, None]] = {}
     for lane in report.all_lanes():
-        kind, use = lane.kind, lane.lane.use
-        used = groups.setdefault((lane.title, use.loop, use.how), {})
+        kind, use = lane.kind, lane.use
+        used = groups.setdefault((lane.library.title, use.loop, use.how), {})
         used[code(kind.scenario if kind.series else kind.name)] = None
     rows = [
         [plain(title), names(used), plain(loop), plain(how)]

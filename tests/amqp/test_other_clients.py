@@ -1,9 +1,10 @@
 """Messages encoded by other implementations.
 
-The file names the library of each message and gives its contents as Python expressions.
+The file (xz) names the library of each message and gives its contents as Python expressions.
 """
 
 import json
+import lzma
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from rbfly.amqp import MessageCtx, decode_amqp, encode_amqp_bytes, stream_messag
 
 
 def load_clients() -> list[dict[str, Any]]:
-    path = Path(__file__).parent.parent / 'data' / 'amqp10-clients.json'
-    messages: list[dict[str, Any]] = json.loads(path.read_text(encoding='utf-8'))
+    path = Path(__file__).parent.parent / 'data' / 'amqp10-clients.json.xz'
+    messages: list[dict[str, Any]] = json.loads(lzma.decompress(path.read_bytes()))
     return messages
 
 

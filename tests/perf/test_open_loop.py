@@ -120,7 +120,7 @@ async def run_of(work: OpenLoop, count: int = 50) -> int:
         await work.close()
 
 
-PACES: list[type[open_loop.Pace]] = [open_loop.LoopPace]
+PACES: list[Any] = [open_loop.LoopPace]
 if sys.platform == 'linux':
     PACES.append(open_loop.KernelPace)
 

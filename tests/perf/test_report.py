@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from perf import cli, lanes, report, runs, stats
+from perf import CommandError, cli, lanes, report, runs, stats
 from perf.report import figures, rst
 from perf.report.page import GOALS, compose, verdict
 from perf.stats import Interval
@@ -239,7 +239,7 @@ def test_report_refuses_a_run_without_results(tmp_path: Path) -> None:
     def empty(records: list[Record]) -> None:
         del records[1:]
 
-    with pytest.raises(report.ReportError, match='no lane has results'):
+    with pytest.raises(CommandError, match='no lane has results'):
         report.Report.read([changed(tmp_path, empty)])
 
 

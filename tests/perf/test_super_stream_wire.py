@@ -1,11 +1,16 @@
 """The floors of super streams route and count as the official clients do."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from perf import super_stream_wire, wire
-from perf.clients.base import bodies
+from perf.clients.base import Target, bodies
+from perf.clients.raw_socket_super import Publish, Tasks
+from perf.lanes import KINDS
+
+TARGET = Target('', 'orders')
 
 
 @pytest.mark.parametrize(
@@ -29,10 +34,12 @@ def test_partitions_of_keys(key: bytes, partition: int) -> None:
     assert super_stream_wire.partition_of(key, 3) == partition
 
 
-def test_frames_hold_each_partition_s_messages_in_order() -> None:
+async def test_frames_hold_each_partition_s_messages_in_order() -> None:
+    work = Publish(replace(KINDS['super-publish'], frame=50), TARGET)
+    await work.prepare(1_000)
     data = bodies(1_000)
     sent: list[list[bytes]] = [[] for _ in range(8)]
-    for i, count, frame in super_stream_wire.publish_frames(data, 8, 50):
+    for i, count, frame in work.messages:
         *_, publisher, entries = wire.PUBLISH_HEAD.unpack_from(frame)
         assert (publisher, entries) == (i, count)
         assert 1 <= count <= 50
@@ -47,7 +54,7 @@ def test_frames_hold_each_partition_s_messages_in_order() -> None:
     ]
 
 
-def test_slots_await_their_confirms() -> None:
+async def test_slots_await_their_confirms() -> None:
     data = bodies(60)
     sent: list[bytes] = []
     in_flight: dict[int, int] = {}  # partition by publishing id, which is the slot
@@ -85,7 +92,10 @@ def test_slots_await_their_confirms() -> None:
             return confirms
 
     broker: Any = Broker()
-    assert super_stream_wire.publish_slots(broker, super_stream_wire.slots(data, 4, 6), 4) == 60
+    work = Tasks(replace(KINDS['super-tasks'], partitions=4, tasks=6), TARGET)
+    work.connections = [broker]
+    await work.prepare(60)
+    assert await work.run() == 60
     assert sorted(sent) == data
     for slot in range(6):
         own = data[slot * 10 : slot * 10 + 10]
