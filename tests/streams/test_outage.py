@@ -30,8 +30,8 @@ from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import core_of
-from tests.streams.test_consume_recovery import members
-from tests.streams.test_publish_recovery import default, missing, published
+from tests.streams.consume.test_consume_recovery import members
+from tests.streams.publish.test_publish_recovery import default, missing, published
 
 own_clock = pytest.mark.own_clock
 

@@ -19,8 +19,8 @@ from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame, Step
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, session_of
+from tests.streams.publish.test_publish_recovery import default
 from tests.streams.test_outage import lose, now, publishing_peers, subscribe
-from tests.streams.test_publish_recovery import default
 
 HANG = 20.0
 NEXT = r'; next attempt (?:at once|in (\d+\.\d) s)'

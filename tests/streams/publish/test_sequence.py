@@ -19,8 +19,8 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, refuse
 from tests.fake import FakeConnection as Peer
 from tests.inside import connection_of, core_of, session_of
-from tests.streams.test_publish_recovery import moved
-from tests.streams.test_publisher_names import lose
+from tests.streams.publish.test_publish_recovery import moved
+from tests.streams.publish.test_publisher_names import lose
 
 QUERY = wire.QUERY_PUBLISHER_SEQUENCE
 NO_HEARTBEAT = (1048576, 0)
