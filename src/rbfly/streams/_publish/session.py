@@ -392,6 +392,8 @@ class PublisherSession(Owner):
         else:
             if not isinstance(waiting, ConfirmGroup):  # its caller may have given up
                 self.on_raised(error)
+                if not waiter.errors:  # others get it, too
+                    error = copy_error(error)
             waiting.set_exception(error)
 
     def on_raised(self, error: Exception) -> None:

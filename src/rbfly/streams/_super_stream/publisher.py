@@ -171,16 +171,17 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
             finally:  # a cancelled task has not closed them
                 self._abort(PublisherError(f'{self!r} was closed before the confirm'))
                 self._closed.set()
-        else:  # another task closes it, or it was closed: raise what no call has raised
+        else:  # another task closes it, or it was closed
             await self._closed.wait()
-            errors = await self._close_each()
-        if self._failures.count:
-            errors += self._failures.errors()
-            self._failures = Failures()
+            errors = []
+        # without an await from here on: what no call has raised
+        errors += [error for item in self._publishers if (error := item._end_error())]
+        errors += self._held_errors + self._failures.errors()
+        self._held_errors, self._failures = [], Failures()
         raise_summary(errors)
 
     async def _close_each(self) -> list[Exception]:
-        """Close all partitions; return their errors."""
+        """Close all partitions; return unexpected errors, and leave those of messages there."""
         if self._held:
             closing = self._publishers[0]._session.closing
             try:
@@ -190,8 +191,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
                 self._drop_held(f'within {closing.timeout} s')
             except RbFlyError as ex:
                 self._held_errors.append(ex)
-        errors, self._held_errors = self._held_errors, []
-        return await self._each([item.close for item in self._publishers]) + errors
+        results = await self._each([item._end for item in self._publishers])
+        return [item for item in results if item is not None]
 
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
@@ -238,14 +239,16 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         return or_refusal(late, None if self._cluster.connected else self._cluster.refusal.error)
 
     async def _each(
-        self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
-    ) -> list[Exception]:
-        """Make calls concurrently; return their errors."""
+        self, calls: Iterable[Callable[[], Coroutine[Any, Any, T]]]
+    ) -> list[T | Exception]:
+        """Make calls concurrently; return the result or the error of each."""
         found = await asyncio.gather(*[call() for call in calls], return_exceptions=True)
-        for error in found:
-            if error is not None and not isinstance(error, Exception):
-                raise error
-        return [error for error in found if isinstance(error, Exception)]
+        results: list[T | Exception] = []
+        for item in found:
+            if isinstance(item, BaseException) and not isinstance(item, Exception):
+                raise item
+            results.append(item)
+        return results
 
     async def _targets(
         self,
@@ -528,7 +531,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
 
-        Flushes all partitions concurrently.
+        Flushes all partitions concurrently.  If the time is up for some of them, the next call raises
+        the errors of the others.
 
         :param timeout: seconds to wait for the confirms; None for no limit, 0 as in
             :meth:`Publisher.flush`.
@@ -550,9 +554,18 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
             for item in self._publishers
             if item._core.filling.count or item._core.flushed or item._session.full
         ]
-        calls = [functools.partial(item.flush, left(until)) for item in busy]
-        errors, self._held_errors = self._held_errors, []
-        raise_summary(errors + await self._each(calls))
+        calls = [functools.partial(item._send_batches, left(until)) for item in busy]
+        results = await self._each(calls)
+        # without an await from here on: an error is forgotten only when it is raised
+        errors = [item for item in results if isinstance(item, Exception)]
+        sent = [(item, got) for item, got in zip(busy, results, strict=True) if isinstance(got, list)]
+        if any(isinstance(error, ConfirmTimeout) for error in errors):  # the next flush raises those
+            known = [batch.error for _, got in sent for batch in got if batch.error is not None]
+            raise_summary(errors + known)
+        errors += [error for item, got in sent if (error := item._batch_error(got))]
+        errors += self._held_errors
+        self._held_errors = []
+        raise_summary(errors)
 
 
 def as_targets(found: Partition | tuple[Partition, ...]) -> tuple[Partition, ...]:
