@@ -1,4 +1,4 @@
-"""Errors of messages: a publisher forgets them only when it raises them, on the in-memory broker."""
+"""A publisher forgets an error only when a call raises it; on the in-memory broker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -185,16 +185,17 @@ async def test_error_of_a_message_to_several_partitions_is_its_own(
 async def test_each_call_raises_its_own_error(
     broker: StreamBroker, client: rbs.StreamsClient, how: str
 ) -> None:
+    publisher = await client.publisher('single', max_unconfirmed=2)
+
     async def call(i: int) -> None:
         if how == 'submit':
             await (await publisher.submit(i))
         else:
             await publisher.send(rbs.Message('same', publish_id=1) if how == 'joined' else i)
 
-    publisher = await client.publisher('single', max_unconfirmed=2)
     broker.withhold_confirms()
     calls = [asyncio.create_task(call(i)) for i in range(4)]
-    await until(lambda: broker.messages('single'), 'messages were sent')
+    await until(lambda: broker.messages('single') != [], 'messages were sent')
     broker.delete_stream('single')
     errors = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(error) for error in errors} == {rbs.StreamDoesNotExist}

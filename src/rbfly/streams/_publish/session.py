@@ -39,7 +39,7 @@ from ...protocol import commands
 from .._waiting import NOW, WaitingTasks
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._core import PublisherCore
-from .confirmation import or_refusal, publish_error, set_attribute, with_outcome
+from .confirmation import Confirmation, or_refusal, publish_error, set_attribute, with_outcome
 from .name_check import SequenceCheck
 from .semaphore import WindowSemaphore
 
@@ -400,7 +400,7 @@ class PublisherSession(Owner):
         """Note that a call raises an error, which `close` does not repeat."""
         self._reported |= isinstance(error, PublisherNameInUse)
 
-    def give_up(self, wait: ConfirmFuture) -> bool:
+    def give_up(self, wait: ConfirmFuture | Confirmation) -> bool:
         """Note that a call of `send` has given up; return True if its message was withdrawn."""
         core = self.core
         withdrawn = core.give_up(wait)

@@ -368,25 +368,52 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         if len(targets) == 1:
             await targets[0].publisher.send(message, left(until))
             return
-        parts = await self._submit(targets, message, until)
-        if not await in_time(self._join(targets, message, parts), until):
-            keep_parts(self._parts, key_of(targets, message), parts)
+        parts = await self._submit(targets, message, until, can_withdraw=True)
+        waiting: list[PublisherSession] = []
+        confirmed = False
+        try:
+            confirmed = await in_time(JoinedConfirmation([*parts.values()], self._failures), until)
+        finally:
+            if not confirmed:
+                waiting = [item.session for item, part in parts.items() if not part.done()]
+                give_up(parts)
+                keep_parts(self._parts, key_of(targets, message), parts)
+        if confirmed:
+            return
+        if parts:
             late = self._timed_out(
-                [item.session for item, part in parts.items() if not part.done()],
+                waiting,
                 f'the broker did not confirm the message on all partitions within {timeout} s;'
                 ' it may still be stored',
             )
-            raise self._or_refusal(late)
+        else:
+            late = self._timed_out(
+                waiting, f'it could not send the message within {timeout} s, and withdrew it'
+            )
+            late.outcome, late.retriable = 'not_sent', True
+        raise self._or_refusal(late)
 
     async def _submit(
-        self, targets: Targets, message: Message, until: float | None
+        self,
+        targets: Targets,
+        message: Message,
+        until: float | None,
+        *,
+        can_withdraw: bool = False,
     ) -> dict[Partition, Confirmation]:
         """Put a message into the window of each of its partitions.
 
         If an earlier call did so for some of them, put it into those of the others.
+
+        :param can_withdraw: if the call is cancelled or times out, give the message up.
         """
         used = key_of(targets, message)
-        parts = {} if used is None else self._parts.pop(used, {})
+        kept = {} if used is None else self._parts.pop(used, {})
+        parts = {
+            item: part
+            for item, part in kept.items()
+            if part.done() or item.core.window.resume(part.publish_id, part)
+        }
         try:
             for item in targets:
                 if item not in parts:
@@ -394,6 +421,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         except BaseException as ex:
             for confirmation in parts.values():  # this call reports the failure
                 confirmation._see()
+            if can_withdraw and isinstance(ex, asyncio.CancelledError | ConfirmTimeout):
+                give_up(parts)
             if parts and isinstance(ex, RbFlyError):
                 note_partial(ex, item)
             keep_parts(self._parts, used, parts)
@@ -531,8 +560,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
 
-        Flushes all partitions concurrently.  If the time is up for some of them, the next call raises
-        the errors of the others.
+        Flushes all partitions concurrently.  If the time is up for some of them, the next call
+        raises the errors of the others.
 
         :param timeout: seconds to wait for the confirms; None for no limit, 0 as in
             :meth:`Publisher.flush`.
@@ -558,8 +587,11 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         results = await self._each(calls)
         # without an await from here on: an error is forgotten only when it is raised
         errors = [item for item in results if isinstance(item, Exception)]
-        sent = [(item, got) for item, got in zip(busy, results, strict=True) if isinstance(got, list)]
-        if any(isinstance(error, ConfirmTimeout) for error in errors):  # the next flush raises those
+        sent = [
+            (item, got) for item, got in zip(busy, results, strict=True) if isinstance(got, list)
+        ]
+        if any(isinstance(error, ConfirmTimeout) for error in errors):
+            # the next flush also raises the errors of other partitions
             known = [batch.error for _, got in sent for batch in got if batch.error is not None]
             raise_summary(errors + known)
         errors += [error for item, got in sent if (error := item._batch_error(got))]
@@ -587,6 +619,13 @@ def keep_parts(kept: Parts, id: PartsKey | None, parts: dict[Partition, Confirma
     kept[id] = taken
     if len(kept) > KEPT:
         del kept[next(iter(kept))]
+
+
+def give_up(parts: dict[Partition, Confirmation]) -> None:
+    """Give up a message, and remove the partitions that have withdrawn it."""
+    for item, part in [*parts.items()]:
+        if not part.done() and item.session.give_up(part):
+            del parts[item]
 
 
 def keep_failed(
