@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -36,15 +38,19 @@ def to_last_first(message: object, partitions: Sequence[str]) -> Sequence[str]:
     return partitions[1:] if message == 'last' else partitions
 
 
+def is_lost(registration: Any) -> bool:
+    return not registration.is_open
+
+
 async def stop(broker: StreamBroker, publisher: rbs.SuperStreamPublisher, *indexes: int) -> None:
     """Stop the nodes of some partitions."""
     for i in indexes:
         broker.stop_node(broker.leader(f'orders-{i}'))
         registration = session_of(publisher._publishers[i]).registration
-        await until(lambda item=registration: not item.is_open, 'the connection is lost')
+        await until(partial(is_lost, registration), 'the connection is lost')
 
 
-async def give_up(publisher: rbs.SuperStreamPublisher, message: object, how: str) -> None:
+async def give_up(publisher: rbs.SuperStreamPublisher, message: Any, how: str) -> None:
     """Send a message, and give up when it waits for confirms."""
     if how == 'timeout':
         with pytest.raises(rbs.ConfirmTimeout) as caught:

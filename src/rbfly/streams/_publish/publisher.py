@@ -311,10 +311,15 @@ class Publisher(PublisherBase, BasePublisher):
         waits until there is capacity.  With `wait=False` and a name, waits until the publisher is
         declared.
 
+        If the time is up, the publisher continues to send the messages, and the next call waits for
+        them: do not queue them again.
+
         :param timeout: seconds to wait for the confirms; None for no limit.  0 raises
-            ConfirmTimeout, unless all messages are confirmed, and sends nothing.
+            ConfirmTimeout, unless all messages are confirmed, and sends nothing: the messages stay
+            queued.
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises ConfirmTimeout: the broker did not confirm all messages in time.
+            :class:`.WindowTimeout` if the window stayed full of other messages.
         :raises ValueError: the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises StreamDoesNotExist: the stream was deleted.
@@ -335,12 +340,13 @@ class Publisher(PublisherBase, BasePublisher):
         if session.undeclared and (until == NOW or not await session.wait_declared(until)):
             raise session.window_timeout(timeout)
         if until == NOW and any(item.remaining for item in (*core.flushed, core.filling)):
-            raise session.no_time()
+            raise session.no_time(queued=True)
         # Includes batches of a flush that timed out, or that runs concurrently.
         batches = core.flush()
-        full, session.full = session.full, False
-        if full and not batches and core.room() <= 0:  # other messages use the window
-            await core.capacity.wait(1, 0, until)
+        full = session.full and not batches and core.room() <= 0  # of other messages
+        if full and not await core.capacity.wait(1, 0, until):
+            raise session.window_timeout(timeout)
+        session.full = False
         for batch in batches:
             if batch.settled:
                 continue

@@ -334,12 +334,17 @@ class PublisherSession(Owner):
             )
         )
 
-    def no_time(self) -> RbFlyError:
-        """Return the error of a call with a timeout of 0 that needs a confirm."""
-        error = self.timed_out(
-            ConfirmTimeout, 'a timeout of 0 does not wait for confirms; nothing was sent'
-        )
-        error.outcome, error.retriable = 'not_sent', True
+    def no_time(self, *, queued: bool = False) -> RbFlyError:
+        """Return the error of a call with a timeout of 0 that needs a confirm.
+
+        :param queued: messages are queued or in flight, and may still be stored.
+        """
+        text = 'a timeout of 0 does not wait for confirms; nothing was sent'
+        if queued:
+            text += '; messages that are queued or in flight may still be stored'
+        error = self.timed_out(ConfirmTimeout, text)
+        if not queued:
+            error.outcome, error.retriable = 'not_sent', True
         return self.late(error)
 
     def timed_out(

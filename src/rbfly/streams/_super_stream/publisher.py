@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections import deque
 from collections.abc import (
     AsyncIterable,
@@ -267,11 +268,19 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         return as_targets(await self._in_time(self._ask(found), until, timeout, f'key {found!r}'))
 
     async def _in_time(
-        self, call: Coroutine[Any, Any, T], until: float | None, timeout: float | None, what: str
+        self,
+        call: Coroutine[Any, Any, T],
+        until: float | None,
+        timeout: float | None,
+        what: str,
+        end: str = 'the message was not sent',
+        kind: type[ConfirmTimeout] = WindowTimeout,
     ) -> T:
-        """Return the result of a call that asks the broker for partitions, or raise WindowTimeout.
+        """Return the result of a call that asks the broker for partitions, if it ends in time.
 
         :param what: what the partitions are asked for.
+        :param end: what becomes of the messages if the time is up.
+        :param kind: the error if the time is up.
         """
         limit = asyncio.timeout_at(until)
         try:
@@ -283,9 +292,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         finally:
             del limit  # it refers to the task
         # not in the handler: the TimeoutError refers to the task
-        late = WindowTimeout(
-            f'the broker did not report the partitions of {what} within {timeout} s; the'
-            ' message was not sent'
+        late = kind(
+            f'the broker did not report the partitions of {what} within {timeout} s; {end}'
         )
         raise self._or_refusal(late)
 
@@ -295,30 +303,33 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         If the key has no partition, do not ask again for `NO_ROUTE` seconds.
         """
         self._check_open()
-        kept, loop = self._no_route, asyncio.get_running_loop()
-        names, until = kept.get(key, ((), 0.0))
-        if loop.time() >= until:
-            kept.pop(key, None)
-            names, until = await self._query(key), loop.time() + NO_ROUTE
+        names, until = self._no_route.get(key, ((), 0.0))
+        if asyncio.get_running_loop().time() >= until:
+            names = await self._query(key)
+        return self._router.targets(names, key)
+
+    def _keep(self, key: str, names: tuple[str, ...]) -> None:
+        """Cache the broker's answer."""
+        kept = self._no_route
+        kept.pop(key, None)
         try:
-            found = self._router.targets(names, key)
+            self._router.cache[key] = self._router.targets(names, key)
         except NoRouteError:
-            kept[key] = names, until
+            kept[key] = names, asyncio.get_running_loop().time() + NO_ROUTE
             if len(kept) > NO_ROUTE_KEYS:
                 del kept[next(iter(kept))]
-            raise
-        self._router.cache[key] = found
-        return found
 
     async def _query(self, key: str) -> tuple[str, ...]:
-        """Ask the broker for the partitions of a key; calls that overlap share one request."""
+        """Ask the broker for the partitions of a key; calls that overlap share one request.
+
+        The request goes on, and its answer is cached, if the time of the call is up.
+        """
         task, asking = self._asking.get(key), self._asking
         if task is None:
             cluster, stream = self._cluster, self.stream  # the task must not keep the publisher
             query = retried(cluster, lambda: query_route(cluster, stream, key))
             task = asking[key] = asyncio.ensure_future(query)
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            task.add_done_callback(lambda _: asking.pop(key))
+            task.add_done_callback(functools.partial(on_answer, weakref.ref(self), asking, key))
         try:
             names = await outcome(task)
         except RbFlyError as ex:  # a copy
@@ -574,9 +585,10 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         self._publishers[0]._core.check_loop()
         until = None if timeout is None else end_of(timeout)
         if until == NOW and self._held:
-            raise self._publishers[0]._session.no_time()
+            raise self._publishers[0]._session.no_time(queued=True)
         if self._router.holds:
-            await self._in_time(self._route_held(), until, timeout, 'the queued messages')
+            late = 'the queued messages', 'they stay queued', ConfirmTimeout
+            await self._in_time(self._route_held(), until, timeout, *late)
         self._check_open()
         busy = [
             item
@@ -602,6 +614,19 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
 
 def as_targets(found: Partition | tuple[Partition, ...]) -> tuple[Partition, ...]:
     return found if isinstance(found, tuple) else (found,)
+
+
+def on_answer(
+    publisher: weakref.ref[SuperStreamPublisher],
+    asking: dict[str, asyncio.Task[tuple[str, ...]]],
+    key: str,
+    task: asyncio.Task[tuple[str, ...]],
+) -> None:
+    """Cache the broker's answer to the request for the partitions of a key."""
+    del asking[key]
+    found = publisher()
+    if not (task.cancelled() or task.exception() or found is None):
+        found._keep(key, task.result())
 
 
 def key_of(targets: Targets, message: Message) -> PartsKey | None:
@@ -658,7 +683,7 @@ def raise_summary(errors: list[Exception]) -> None:
     """Raise one error that stands for all of them, if there are any."""
     late = [error for error in errors if isinstance(error, ConfirmTimeout)]
     if len(errors) > 1 and late:
-        found = copy_error(late[0])
+        found = copy_error(next((error for error in late if error.outcome == 'unknown'), late[0]))
         found.unconfirmed = sum(error.unconfirmed for error in late)
         found.unsent = sum(error.unsent for error in late)
         found.stream = None if len(late) > 1 else found.stream
