@@ -38,6 +38,7 @@ help:  ## list the targets
 
 # Else each process would compile what it imports of the checkout.
 unexport PYTHONDONTWRITEBYTECODE
+export RBFLY_INSTALL ?= 0
 demo test: export RBFLY_INSTALL = 1
 
 $(BIN)/python:
@@ -60,6 +61,8 @@ $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
 	@echo 'building rbfly ($(VARIANT))'
 	@# setuptools would install modules again that were deleted since the last build
 	@find build -path 'build/$(VARIANT)-*/lib*' -type f ! -name '*.so' -delete
+	@find build -path 'build/$(VARIANT)-*/lib*' -name '*.so' | while read -r lib; do name=$${lib#*/rbfly/}; \
+	    [ -e "src/rbfly/$${name%%.*}.pyx" ] || rm "$$lib"; done
 	@$(SWITCH_$(VARIANT)) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
 

@@ -30,6 +30,7 @@ Different versions can run at the same time.
 RBFLY_RABBITMQ: RabbitMQ version to start when --version is not given (default: 4.0).
 RBFLY_CACHE: folder for installations and running brokers (default: ~/.cache/rbfly).
 RBFLY_ENGINE: docker, podman, or none.
+RBFLY_INSTALL: 0 installs no Debian packages on this system, and names those that are missing.
 """
 
 

@@ -73,7 +73,9 @@ def missing(programs: Mapping[str, str]) -> dict[str, str]:
 
 
 def can_install() -> bool:
-    return os.geteuid() == 0 and shutil.which('apt-get') is not None
+    """Whether to install Debian packages; targets of make say if they do."""
+    wanted = os.environ.get('RBFLY_INSTALL') != '0'
+    return wanted and os.geteuid() == 0 and shutil.which('apt-get') is not None
 
 
 def missing_text(programs: Mapping[str, str]) -> str:
@@ -199,7 +201,7 @@ def find_java() -> str | None:
 def java(progress: Progress) -> str:
     """A suitable Java; install one if necessary."""
     program = find_java()
-    if program is None and os.geteuid() == 0 and shutil.which('apt-get'):
+    if program is None and can_install():
         for package in JAVA_PACKAGES:
             try:
                 apt_install([package], progress)

@@ -23,7 +23,7 @@ from rbfly.protocol._chunk import Chunk, ChunkQueue
 from rbfly.protocol._cursor import KINDS, MessageCursor
 from rbfly.protocol._decoder import POLICIES, Decoder
 from rbfly.protocol._engine import Engine
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams._consume._iteration import SubscriptionBase
 from rbfly.streams.error import ChunkError, CompressionError, FrameError
@@ -211,7 +211,7 @@ class Recorder(Engine):
         self.queue = ChunkQueue()
         self.window = PublishWindow(2, 1 << 16, 16, 1)
         self.window.listen(self.on_settled)
-        self.waiter = PendingConfirms(sealed=True)
+        self.waiter = ConfirmWaiter(sealed=True)
         for message in (b'a', b'b', b'c'):
             self.window.append(message, self.waiter)
         self.window.take()

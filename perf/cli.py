@@ -3,7 +3,8 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from brokers import RabbitMQ
@@ -78,12 +79,14 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = main.add_subparsers(title='commands', metavar='COMMAND', required=True)
 
-    run = commands.add_parser(
-        'run',
-        help='run the benchmarks (the default command)',
-        description=do_run.__doc__,
-    )
-    run.set_defaults(func=do_run)
+    def command(
+        name: str, func: Callable[[argparse.Namespace], int], about: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about, description=func.__doc__)
+        added.set_defaults(func=func)
+        return added
+
+    run = command('run', do_run, 'run the benchmarks (the default command)')
     run.add_argument(
         '--lanes',
         type=words,
@@ -125,19 +128,13 @@ def parser() -> argparse.ArgumentParser:
         help='result file (JSON lines); it is compressed, and named .xz, when the run is complete',
     )
 
-    compare = commands.add_parser(
-        'compare', help='compare two result files', description=do_compare.__doc__
-    )
-    compare.set_defaults(func=do_compare)
+    compare = command('compare', do_compare, 'compare two result files')
     compare.add_argument('a', type=Path, metavar='A')
     compare.add_argument('b', type=Path, metavar='B')
 
-    count = commands.add_parser(
-        'instructions',
-        help='count the instructions of codec lanes with valgrind',
-        description=do_instructions.__doc__,
+    count = command(
+        'instructions', do_instructions, 'count the instructions of codec lanes with valgrind'
     )
-    count.set_defaults(func=do_instructions)
     count.add_argument(
         '--lanes', type=words, default=[], metavar='A,B', help='default: all lanes of rbfly'
     )
@@ -147,28 +144,13 @@ def parser() -> argparse.ArgumentParser:
     )
     count.add_argument('--keep', type=Path, metavar='FOLDER', help='keep callgrind files here')
 
-    report = commands.add_parser(
-        'report',
-        help='write a page of the documentation from result files',
-        description=do_report.__doc__,
-    )
-    report.set_defaults(func=do_report)
+    report = command('report', do_report, 'write a page of the documentation from result files')
     report.add_argument('files', type=Path, nargs='+', metavar='FILE')
     report.add_argument('--out', type=Path, metavar='FOLDER', help='default: doc')
 
-    listing = commands.add_parser(
-        'list',
-        help='list scenarios, lanes and missing requirements',
-        description=do_list.__doc__,
-    )
-    listing.set_defaults(func=do_list)
+    command('list', do_list, 'list scenarios, lanes and missing requirements')
 
-    demo = commands.add_parser(
-        'demo',
-        help='publish and consume messages with RbFly and print the rates',
-        description=do_demo.__doc__,
-    )
-    demo.set_defaults(func=do_demo)
+    demo = command('demo', do_demo, 'publish and consume messages with RbFly and print the rates')
     demo.add_argument(
         '--count', type=at_least_one, default=100_000, help='messages; default: 100000'
     )
@@ -205,7 +187,7 @@ def do_instructions(args: argparse.Namespace) -> int:
 
     try:
         instructions.check()
-        chosen = instructions.chosen(args.lanes)
+        chosen = lanes.select(args.lanes or ['rbfly'], ['codec'])
         for lane in chosen:
             if reason := lanes.missing(lane):
                 raise CommandError(f'{lane.name}: {reason}')
@@ -213,7 +195,8 @@ def do_instructions(args: argparse.Namespace) -> int:
         found = instructions.measure([lane.name for lane in chosen], keep=args.keep)
     except (instructions.InstructionsError, ValueError) as ex:
         raise CommandError(str(ex)) from None
-    path = args.out or instructions.default_path(results_folder())
+    name = f'instructions-{datetime.now(UTC):%Y%m%d-%H%M%S}.json'
+    path = args.out or results_folder() / name
     instructions.store(path, found)
     for line in instructions.report(found, earlier):
         print(line)
@@ -240,12 +223,8 @@ def do_list(args: argparse.Namespace) -> int:
         for kind in lanes.KINDS.values():
             if kind.scenario != scenario:
                 continue
-            default = kind.count(kind.scale)
-            numbers = (
-                f'{default:,} messages per round, {kind.full:,} with --full,'
-                f' {kind.quick:,} with --quick'
-            )
-            print(f'  {kind.name}: {kind.title}; {numbers}')
+            numbers = f'{kind.count(kind.scale):,} messages per round, {kind.full:,} with --full'
+            print(f'  {kind.name}: {kind.title}; {numbers}, {kind.quick:,} with --quick')
             for lane in lanes.LANES.values():
                 if lane.kind == kind:
                     floor = ' (floor)' if lane.is_floor else ''

@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,6 @@ def check() -> None:
     """
     if shutil.which('valgrind') is None:
         raise InstructionsError('valgrind is not installed; on Debian: apt-get install valgrind')
-
-
-def chosen(words: list[str]) -> list[lanes.Lane]:
-    """The codec lanes that match the words, or RbFly's if there are no words."""
-    return lanes.select(words or ['rbfly'], ['codec'])
 
 
 def total(text: str) -> int:
@@ -126,10 +120,6 @@ def load(path: Path) -> dict[str, float]:
             f'{path} was not written by `python -m perf instructions`'
         ) from None
     return found
-
-
-def default_path(folder: Path) -> Path:
-    return folder / f'instructions-{datetime.now(UTC):%Y%m%d-%H%M%S}.json'
 
 
 def report(found: dict[str, float], earlier: dict[str, float] | None = None) -> Iterator[str]:

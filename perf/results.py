@@ -1,7 +1,6 @@
 """Result files: JSON lines, starting with a header; each result is appended at once.
 
-    {"type": "header", "format": 2, "environment": {...}, "settings": {...}, "scenarios": {...},
-     "kinds": {...}, "lanes": [...], "left_out": [...]}
+    {"type": "header", "format": 2, "environment": {...}, "settings": {...}, "left_out": [...]}
     {"type": "result", "lane": ..., "round": ..., "count": ..., "seconds": ..., "cpu_user": ...,
      "cpu_sys": ..., "max_rss": ...}
     {"type": "failure", "lane": ..., "round": ..., "error": ...}
@@ -9,16 +8,21 @@
     {"type": "resumed", "environment": {...}}
 
 An interrupted run may leave an incomplete last line, which is ignored.  The file of a complete run
-is compressed, and its name then ends with `.xz`.
+is compressed, and its name then ends with `.xz`; the last result of a lane has the latencies of all
+its rounds.
 """
 
 import json
 import lzma
 import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from . import lanes
+from .histogram import Histogram
 from .stats import Interval, ratio_interval
 
 FORMAT = 2
@@ -82,9 +86,8 @@ class Results:
 
     def rounds(self, lane: str) -> int:
         """The number of rounds that a lane takes part in."""
-        name = next((item['kind'] for item in self.header['lanes'] if item['lane'] == lane), '')
-        most = self.header['kinds'][name]['rounds'] if name else 0
-        return min(self.settings.rounds, most or self.settings.rounds)
+        rounds = self.settings.rounds
+        return lanes.find(lane).kind.part_of(rounds) if lane in lanes.LANES else rounds
 
     def column(self, lane: str, name: str) -> dict[int, float]:
         """The values of a lane, by round."""
@@ -142,7 +145,7 @@ class Writer:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record and sync it to disk."""
-        self.file.write(json.dumps(record, separators=(',', ':')) + '\n')
+        self.file.write(dumped(record) + '\n')
         self.file.flush()
         os.fsync(self.file.fileno())
         self.results.add(record)
@@ -154,9 +157,28 @@ class Writer:
         """Close and compress the file of a complete run."""
         self.close()
         plain, incomplete = self.results.path, self.results.path.with_suffix('.part')
-        incomplete.write_bytes(lzma.compress(plain.read_bytes(), preset=9))
+        text = '\n'.join([*compact(plain.read_text().splitlines()), ''])
+        incomplete.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
         self.results.path = incomplete.replace(packed(plain))
         plain.unlink()
+
+
+def dumped(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(',', ':'))
+
+
+def compact(lines: Sequence[str]) -> Iterator[str]:
+    """Sort results, and merge the latencies of a lane into its last one: both save space."""
+    records = [json.loads(line) for line in lines]
+    last = {record['lane']: record for record in records if 'histograms' in record}
+    found: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+    for record in records:
+        for name, counts in record.pop('histograms', {}).items():
+            found[record['lane'], name].merge(Histogram.load(counts))
+    for (lane, name), histogram in found.items():
+        last[lane].setdefault('histograms', {})[name] = histogram.dump()
+    records.sort(key=lambda r: (r['type'] == 'result', r.get('lane', ''), r.get('round', 0)))
+    yield from map(dumped, records)
 
 
 def packed(path: Path) -> Path:

@@ -99,35 +99,6 @@ def resumed(args: argparse.Namespace) -> Results:
     return results
 
 
-def describe_lane(name: str) -> dict[str, str]:
-    lane = lanes.find(name)
-    return {
-        'lane': name,
-        'scenario': lane.kind.scenario,
-        'kind': lane.kind.name,
-        'library': lane.library.name,
-        'broker': lane.broker,
-        'loop': lane.use.loop,
-        'how': lane.use.how,
-    }
-
-
-def describe_kind(name: str) -> dict[str, Any]:
-    kind = lanes.KINDS[name]
-    return {
-        'scenario': kind.scenario,
-        'title': kind.title,
-        'size': kind.size,
-        'full': kind.full,
-        'warm_up': kind.warm_up,
-        'floor': kind.floor,
-        'rounds': kind.rounds,
-        'series': kind.series,
-        'at': kind.at,
-        'body': kind.stored.size if kind.stored else kind.body,
-    }
-
-
 def do_run(args: argparse.Namespace) -> int:
     """Run every lane once per round, in an order shuffled with the seed."""
     from . import store
@@ -188,17 +159,8 @@ def measure(
         writer = Writer.resume(earlier)
         writer.write({'type': 'resumed', 'environment': about})
     else:
-        writer = Writer.create(
-            path,
-            {
-                'environment': about,
-                'settings': asdict(settings),
-                'scenarios': {name: found.about for name, found in lanes.SCENARIOS.items()},
-                'kinds': {name: describe_kind(name) for name in settings.counts},
-                'lanes': [describe_lane(name) for name in kept],
-                'left_out': left_out,
-            },
-        )
+        header = {'environment': about, 'settings': asdict(settings), 'left_out': left_out}
+        writer = Writer.create(path, header)
     path = writer.results.path
     say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
     try:

@@ -196,7 +196,7 @@ class KafkaStore(Store):
         self.chunks[stream] = 0
 
     def fill(self, stream: str, count: int, stored: Stored) -> None:
-        from .clients.aiokafka_consume import fill  # the consuming lanes check the messages
+        from .clients.aiokafka import fill  # the consuming lanes check the messages
 
         asyncio.run(fill(self.address, stream, count, stored))
 

@@ -15,7 +15,6 @@ HEAD = (
     'CPU us',
     'peak MiB',
 )
-FLOOR = ('÷ floor', 'CPU ÷ floor')
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -36,27 +35,17 @@ def rates(interval: Interval) -> str:
     return f'[{interval.low:,.0f}, {interval.high:,.0f}]'
 
 
-def ratios(results: Results, lane: str, references: Sequence[str]) -> Iterator[str]:
-    """The ratios of a lane's rate to those of its references."""
-    failed = results.failed()
-    for name in references:
-        found = None
-        if name != lane and name not in failed:
-            found = results.ratio(lane, name, 'rate')
-        yield ratio(found) if found else ''
-
-
 def summary(results: Results) -> Iterator[str]:
-    """One table per kind of work: median rate, CPU and memory, and ratios to the floor."""
+    """One table per kind of work: median rate, CPU, memory, and ratios to the floor or to RbFly."""
     settings = results.settings
     failed = results.failed()
     for kind in lanes.KINDS.values():
         chosen = [name for name in settings.lanes if lanes.find(name).kind == kind]
         if not chosen:
             continue
-        references = [(title, name) for title, name in kind.references if name in settings.lanes]
-        titles = FLOOR if kind.floor else tuple(f'÷ {title}' for title, _ in references)
-        rows: list[tuple[str, ...]] = [(*HEAD, *titles)]
+        of = 'floor' if kind.floor else 'rbfly'
+        ours = next((name for name in chosen if name.startswith('rbfly')), '')
+        rows: list[tuple[str, ...]] = [(*HEAD, f'÷ {of}', f'CPU ÷ {of}')]
         for name in chosen:
             values = list(results.column(name, 'rate').values())
             if name in failed or not values:
@@ -66,16 +55,11 @@ def summary(results: Results) -> Iterator[str]:
             peak = median(results.column(name, 'max_rss').values()) / 2**20
             cells = [name, str(len(values)), f'{rate.value:,.0f}', rates(rate)]
             cells += [f'{cpu:.2f}' if cpu >= 1 else f'{cpu:.3f}', f'{peak:.0f}']
-            if not kind.floor:
-                cells += ratios(results, name, [reference for _, reference in references])
-            elif name == (floor := lanes.find(name).floor):
-                cells += ['floor', '']
-            elif floor in failed:
-                cells += ['', '']
-            else:
-                for column in ('rate', 'cpu_per_message'):
-                    found = results.ratio(name, floor, column)
-                    cells.append(ratio(found) if found else '')
+            other = lanes.find(name).floor if kind.floor else ours
+            for column in ('rate', 'cpu_per_message') if name != other else ():
+                found = None if other in failed else results.ratio(name, other, column)
+                cells.append(ratio(found) if found else '')
+            cells += [of, ''] if name == other else []
             rows.append(tuple(cells))
         count = settings.counts[kind.name]
         yield ''

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .test_bed import Bed
 
 TICK = 0.05
-STUCK = 120.0  # seconds without progress after which a proof is stuck
+STUCK = 240.0  # seconds without progress after which a proof is stuck; faults take a minute
 
 
 class ProofError(Exception):

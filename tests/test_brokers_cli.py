@@ -742,6 +742,15 @@ def test_packages_are_installed_from_existing_lists(
     assert lines[-1].endswith(' a b')
 
 
+def test_nothing_is_installed_against_the_wish_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv('RBFLY_INSTALL', '0')
+    monkeypatch.setattr(install, 'apt_install', pytest.fail)
+    with pytest.raises(brokers.BrokerError, match=r'no-program \(package nothing\)'):
+        install.ensure_programs({'no-program': 'nothing'}, brokers.Progress(quiet=True))
+
+
 def test_binds(tmp_path: Path) -> None:
     """The checkout, and a certificate that a variable refers to, are mounted."""
     binds = inside.default_binds({'RBFLY_TLS_CA': f'{tmp_path}/ca.pem', 'HOME': '/h'}, CHECKOUT)

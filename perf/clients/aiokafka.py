@@ -1,13 +1,15 @@
-"""aiokafka publishing to Kafka, with values encoded as MessagePack."""
+"""aiokafka with Kafka, and values encoded as MessagePack."""
 
 import asyncio
+import functools
 from typing import Any
 
 import msgpack
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from ..lanes import Kind
-from .base import Target, Work
+from ..lanes import Kind, Stored
+from .base import Target, Work, numbered
+from .open_loop import OpenLoop
 
 # an upper bound for the bytes of a record besides its value
 RECORD = 32
@@ -78,11 +80,122 @@ class Window(Publish):
         return len(sent)
 
 
-MAKE: dict[str, type[Publish]] = {
+class Consume(Work):
+    def __init__(self, kind: Kind, target: Target) -> None:
+        super().__init__(kind, target)
+        self.partition = TopicPartition(target.stream, 0)
+
+    async def open(self) -> None:
+        self.consumer: Any = AIOKafkaConsumer(
+            bootstrap_servers=self.target.address, value_deserializer=msgpack.unpackb
+        )
+        await self.consumer.start()
+
+    async def run(self) -> int:
+        consumer = self.consumer
+        count = 0
+        consumer.assign([self.partition])
+        await consumer.seek_to_beginning(self.partition)
+        while count < self.count:
+            for records in (await consumer.getmany(timeout_ms=1000)).values():
+                for record in records:
+                    self.last = record.value
+                count += len(records)
+        self.received = count
+        return self.count
+
+    async def finish(self) -> None:
+        self.consumer.unsubscribe()
+        if self.last != numbered(self.received - 1, self.kind.body):
+            raise ValueError(f'message {self.received - 1} has the body {self.last[:50]!r}')
+
+    async def close(self) -> None:
+        await self.consumer.stop()
+
+
+async def fill(address: str, topic: str, count: int, stored: Stored) -> None:
+    """Publish the messages for the lanes that consume."""
+    producer: Any = AIOKafkaProducer(
+        bootstrap_servers=address, acks='all', value_serializer=msgpack.packb
+    )
+    await producer.start()
+    try:
+        for first in range(0, count, stored.frame):
+            numbers = range(first, first + stored.frame)
+            sent = [
+                await producer.send(topic, numbered(i, stored.size), partition=0) for i in numbers
+            ]
+            for future in sent:
+                await future
+    finally:
+        await producer.stop()
+
+
+class AtFixedRate(OpenLoop):
+    """Each tick, a task sends all due messages with `send`; `async for` consumes records.
+
+    `send` may wait and be overtaken by a later call, so the tasks take turns.
+    """
+
+    async def open(self) -> None:
+        topic = self.target.stream
+        self.turn = asyncio.Lock()
+        self.consumer: Any = AIOKafkaConsumer(
+            bootstrap_servers=self.target.address,
+            auto_offset_reset='latest',
+            value_deserializer=msgpack.unpackb,
+        )
+        self.producer: Any = AIOKafkaProducer(
+            bootstrap_servers=self.target.address,
+            acks='all',
+            linger_ms=0,
+            value_serializer=msgpack.packb,
+        )
+        await self.consumer.start()
+        await self.producer.start()
+        await self.producer.partitions_for(topic)  # otherwise the first message would do it
+        partition = TopicPartition(topic, 0)
+        self.consumer.assign([partition])
+        await self.consumer.seek_to_end(partition)
+        self.spawn(self.read())
+
+    async def read(self) -> None:
+        consumed = self.consumed
+        async for record in self.consumer:
+            consumed(record.value)
+
+    def send(self, first: int, end: int) -> None:
+        self.spawn(self.send_all(range(first, end)))
+
+    async def send_all(self, indices: range) -> None:
+        send, topic = self.producer.send, self.target.stream
+        async with self.turn:
+            for index in indices:
+                future = await send(topic, self.bodies[index], partition=0)
+                future.add_done_callback(functools.partial(self.acknowledged, index))
+
+    def acknowledged(self, index: int, future: 'asyncio.Future[Any]') -> None:
+        if future.cancelled():
+            self.fail(ValueError(f'message {index} was not confirmed'))
+        elif (error := future.exception()) is not None:
+            assert isinstance(error, Exception)
+            self.fail(error)
+        else:
+            self.confirmed(index)
+
+    async def close(self) -> None:
+        await self.end_tasks()
+        await self.producer.stop()
+        await self.consumer.stop()
+
+
+MAKE: dict[str, type[Work]] = {
     'single': Single,
     'tasks': Single,
     'batch': Batch,
     'window': Window,
+    'consume': Consume,
+    'open-loop': AtFixedRate,
 }
 
 

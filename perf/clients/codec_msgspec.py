@@ -4,9 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ..lanes import Kind
-from .base import Target, Work
-from .codec import Case, Codec, Message
+from .codec import Case, Message
 
 
 class Body(msgspec.Struct):
@@ -48,7 +46,3 @@ def case(work: str, message: Message) -> Case:
         names['decode'] = msgspec.msgpack.Decoder(Body).decode
         return Case('decode(raw).body', names, message.body)
     return Case('decode(raw)', names, data)
-
-
-def make(kind: Kind, target: Target) -> Work:
-    return Codec(case, kind, target)

@@ -4,9 +4,7 @@ from typing import Any
 
 import proton
 
-from ..lanes import Kind
-from .base import Target, Work
-from .codec import Case, Codec, Message
+from .codec import Case, Message
 
 # properties fields, as attributes of Message
 ATTRIBUTES = {
@@ -68,7 +66,3 @@ def case(work: str, message: Message) -> Case:
         names,
         (message.body, tuple(message.properties.values()), message.app_properties),
     )
-
-
-def make(kind: Kind, target: Target) -> Work:
-    return Codec(case, kind, target)

@@ -11,9 +11,7 @@ from rbfly.amqp import (
     stream_message_ctx,
 )
 
-from ..lanes import Kind
-from .base import Target, Work
-from .codec import PROPERTIES, Case, Codec, Message
+from .codec import PROPERTIES, Case, Message
 
 SECTIONS = 'm.properties, m.app_properties, m.body'
 
@@ -68,7 +66,3 @@ def case(work: str, message: Message) -> Case:
         names,
         (properties, message.app_properties, message.body),
     )
-
-
-def make(kind: Kind, target: Target) -> Work:
-    return Codec(case, kind, target)

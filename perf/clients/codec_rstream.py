@@ -4,9 +4,7 @@ from typing import Any
 
 from rstream import AMQPMessage, Properties, amqp_decoder
 
-from ..lanes import Kind
-from .base import Target, Work
-from .codec import PROPERTIES, Case, Codec, Message
+from .codec import PROPERTIES, Case, Message
 
 
 def as_read(value: Any) -> Any:
@@ -50,7 +48,3 @@ def case(work: str, message: Message) -> Case:
     if work == 'decode':
         return Case(f'amqp_decoder(raw).{field}', names, expected[0])
     return Case('amqp_decoder(raw)', names, expected, contents)
-
-
-def make(kind: Kind, target: Target) -> Work:
-    return Codec(case, kind, target)

@@ -40,7 +40,7 @@ LANES = {lane.name: lane for lane in (Lane(use, KINDS[kind]) for use in USES for
 
 # How to install what is missing; the package index has a different project named rbfly.
 INSTALL = "pip install '.[uvloop]' in the checkout"
-PEERS = "pip install '.[perf]' in the checkout"
+PEERS = 'pip install --group perf in the checkout'
 
 
 def find(name: str) -> Lane:

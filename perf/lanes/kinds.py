@@ -151,7 +151,6 @@ CODEC_MESSAGES = {
     'properties': 'the small map with 5 properties and 10 application properties',
     'nested': 'a document of 100 values in maps and lists',
 }
-PEERS_OF_CODEC = ('msgspec', 'rstream', 'proton')
 
 # What is consumed, and the number of messages at scale 1.
 CONSUMED = {
@@ -245,9 +244,8 @@ def publishing() -> None:
     add('single', 'publish', ONE_BY_ONE, **single, **BARE)
     add('batch', 'publish', BY_BATCH, **batch, **BARE)
     for name, title, about in (('single', ONE_BY_ONE, single), ('batch', BY_BATCH, batch)):
-        raw = (('raw bytes', f'rbfly-raw-{name}-format'),)
         title = f'AMQP 1.0 and raw bytes, {title}'
-        add(f'{name}-format', 'amqp', title, like=name, references=raw, **about)
+        add(f'{name}-format', 'amqp', title, like=name, **about)
     window: dict[str, Any] = {
         'full': 1_000_000, 'scale': 0.5, 'quick': 200_000, 'slowest': 5_000, 'warm_up': 20_000,
         'work': 'window', **IN_FLIGHT,
@@ -281,13 +279,8 @@ def codecs() -> None:
             # if there is only a body, reading all sections means reading the body
             if work == 'decode-all' and message != 'properties':
                 continue
-            # encoding into a buffer is compared with creating bytes, if codecs can only do that
-            peers = 'encode' if work == 'encode-into' else work
-            others = [(name, f'{name}-{peers}-{message}') for name in PEERS_OF_CODEC]
-            if (work, message) == ('decode', 'properties'):
-                others.append(('rbfly without properties', 'rbfly-decode-seed'))
             name, title, scale = f'{work}-{message}', f'{content}, {done}', 0.1 if nested else 1
-            add(name, 'codec', title, 10_000, scale, references=tuple(others), **about)
+            add(name, 'codec', title, 10_000, scale, **about)
 
 
 def batch_sizes_and_tasks() -> None:
@@ -310,12 +303,10 @@ def polling() -> None:
     ):
         for delay in FAR:
             about = {'slowest': 1, 'rounds': 0, 'delay': delay, 'series': series} | batched(size)
-            about |= {'references': (('rbfly', f'rbfly-far-{series}-{delay}'),)}
             name, text = f'{series}-{delay}', f'{title}, round trips of {delay} ms'
             study('far', name, text, max(500 // delay, 100) * size, work, delay, **about)
     for gap in GAPS:
         about = {'series': 'gaps', 'rounds': 0, 'warm_up': 200}
-        about |= {'references': (('rbfly', f'rbfly-gaps-{gap}'),)}
         title = f'{gap} µs of work between a confirm and the next message'
         study('gaps', f'{gap}', title, 1_000, 'gaps', gap, **about)
 
@@ -349,7 +340,7 @@ def processes() -> None:
         for count in PUBLISHERS:
             name, title = f'{number}-{count}', f'{words}, {plural(count, "publisher")} each'
             about = IN_FLIGHT | {'processes': number, 'publishers': count, 'series': f'{number}'}
-            about |= {'size': size, 'references': (('pika', f'pika-processes-{name}'),)}
+            about |= {'size': size}
             study('processes', name, title, 480_000, 'publishers', count, **about)
 
 
@@ -376,8 +367,7 @@ def values() -> None:
             ('publish', 'published', 80_000, 'window', {'window': WINDOW, 'value': name}),
             ('read', 'consumed', 200_000, 'consume', {'stored': Stored(value=name)}),
         ):
-            others = (('bytes', f'rbfly-values-{verb}-bytes'),) if name != 'bytes' else ()
-            more: dict[str, Any] = {'size': 4_000, 'series': verb, 'references': others, **about}
+            more: dict[str, Any] = {'size': 4_000, 'series': verb, **about}
             study('values', f'{verb}-{name}', f'{title}, {done}', count, work, **more)
 
 
@@ -393,7 +383,6 @@ def super_streams() -> None:
     tasks = RAW | {'size': FRAME, 'rounds': 0, 'warm_up': 20_000, 'slowest': 2_000}
     window = tasks | {'frame': FRAME, 'window': 5_000}
     many = 'up to 5,000 messages unconfirmed'
-    plain = (('a plain stream', 'rbfly-super-plain'),)
     for name, title, work, about in (
         ('publish', f'8 partitions, {many} in each', 'window', window | {'partitions': PARTITIONS}),
         (
@@ -406,7 +395,7 @@ def super_streams() -> None:
             'one',
             f'a single partition, {many}',
             'window',
-            window | {'partitions': 1, 'references': plain},
+            window | {'partitions': 1},
         ),
         ('plain', f'a plain stream, {many}', 'window', window),
     ):

@@ -58,29 +58,34 @@ def codec(name: str, how: str, into: bool = False) -> Use:
 ROUND_TRIPS = ('single', 'batch')
 CONSUMING = (*names('consume'), 'sub-consume')
 ALL = (*ROUND_TRIPS, 'window', 'tasks-100', 'tasks-1000', 'sub-publish', *CONSUMING)
-SUPER = (
-    'super-publish',
-    'super-tasks',
-    'super-one',
-    'super-consume',
-    *names('super-nodes'),
-)
+SUPER = ('super-publish', 'super-tasks', 'super-one', 'super-consume', *names('super-nodes'))
 
 USES = (
     use(
         'raw-socket',
         'raw_socket',
-        ALL,
-        'blocking socket; frames encoded before the clock starts, confirms counted;'
-        ' single: 1 message per frame, batch: 100, window: 1,000; tasks: what all tasks send'
-        ' at the same time in one frame; sub-publish: 100 sub-entries;'
-        ' consuming: credit for 10 chunks, renewed after each; record counts read from'
-        ' chunk headers',
+        (
+            *ALL,
+            *names('latency', 'each', 'batch', 'flight'),
+            *names('sizes', 'many', 'read'),
+            *names('clients'),
+            'super-plain',
+        ),
+        'blocking socket; frames encoded before the clock starts, with a message, a batch, or up to'
+        ' 1,000 messages and 500 KB; tasks: what all tasks send at the same time in one frame;'
+        ' sub-publish: 100 sub-entries; confirms counted; consuming: credit for 10 chunks, renewed'
+        ' after each; record counts read from chunk headers',
     ),
     use(
         'bare-uvloop',
         'bare_uvloop',
-        (*ROUND_TRIPS, 'tasks-100'),
+        (
+            *ROUND_TRIPS,
+            'tasks-100',
+            *names('batch-size'),
+            *names('concurrent'),
+            *names('sizes', 'send'),
+        ),
         'the frames of the blocking socket, sent by an asyncio protocol; one future per round trip',
     ),
     use(
@@ -101,11 +106,24 @@ USES = (
     use(
         'rbfly',
         'rbfly',
-        ALL,
-        'single: `Publisher.send`; batch: `Publisher.batch` for 100 messages, then'
-        ' `flush`; window: `Publisher.send_many` with a list; tasks: `Publisher.send` in a'
-        ' loop; sub-publish: `send_many` with `sub_entry_size=100`;'
-        ' consuming: `async for` over decoded bodies, `Offset.FIRST`',
+        (
+            *ALL,
+            *names('batch-size'),
+            *names('concurrent'),
+            *names('far'),
+            *names('gaps'),
+            *names('latency', 'each', 'batch', 'flight'),
+            *names('processes'),
+            *names('sizes'),
+            *names('values'),
+            *names('clients'),
+            *names('growth'),
+            'super-plain',
+        ),
+        'one after the other and from tasks: `Publisher.send`; batches: `Publisher.batch`, then'
+        ' `flush`; otherwise `Publisher.send_many` with a list; sub-publish: with'
+        ' `sub_entry_size=100`; growth of messages: 100,000 at a time; several publishers: one task'
+        ' each; consuming: `async for` over decoded bodies, `Offset.FIRST`',
     ),
     use(
         'rbfly-polling',
@@ -151,18 +169,25 @@ USES = (
     use(
         'rstream',
         'rstream',
-        ROUND_TRIPS,
-        '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock'
-        ' starts; single: `send_wait`; batch: `send_batch` of 100 with `on_publish_confirm`,'
-        ' the next one when all 100 are confirmed',
+        (*ROUND_TRIPS, *names('batch-size'), *names('sizes', 'send', 'many')),
+        '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock starts;'
+        ' one after the other: `send_wait`; batches: `send_batch` with `on_publish_confirm`, the'
+        ' next one when all are confirmed; many unconfirmed: `send_batch` of up to 1,000 messages'
+        ' and 500 KB, the next one while less than 10,000 are unconfirmed',
     ),
     use(
         'aiokafka',
         'aiokafka',
-        ROUND_TRIPS,
-        "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`,"
-        ' one partition, one replica; single: `send_and_wait`; batch: `create_batch`, `append`'
-        ' 100 times, `send_batch`, awaiting its future',
+        (
+            *ROUND_TRIPS,
+            *names('batch-size'),
+            *names('concurrent'),
+            *names('sizes', 'send', 'many'),
+        ),
+        "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`, one"
+        ' partition, one replica; one after the other and from tasks: `send_and_wait`; batches:'
+        ' `create_batch`, `append`, `send_batch`, awaiting its future; many unconfirmed: `send`,'
+        ' awaiting all futures at the end',
     ),
     codec(
         'rbfly',
@@ -180,19 +205,6 @@ USES = (
     codec(
         'proton',
         'one reused `Message`: `encode` and `decode`; Data sections through `inferred=True`',
-    ),
-    # -- studies
-    use(
-        'raw-socket',
-        'raw_socket',
-        (
-            *names('latency', 'each', 'batch', 'flight'),
-            *names('sizes', 'many', 'read'),
-            *names('clients'),
-            'super-plain',
-        ),
-        'blocking socket; frames encoded before the clock starts, with a batch or up to 1,000'
-        ' messages and 500 KB; confirms counted; consuming: record counts read from chunk headers',
     ),
     use(
         'raw-socket',
@@ -222,54 +234,17 @@ USES = (
         ' each batch',
         read='batches',
     ),
-    use('rbfly', 'rbfly', ('super-plain',), '`Publisher.send_many` with a list'),
     use(
         'bare-uvloop',
         'bare_uvloop',
-        (*names('batch-size'), *names('concurrent'), *names('sizes', 'send')),
-        'the same frames, sent by an asyncio protocol; one future per round trip; concurrent: one'
-        ' frame with the messages that all tasks send at the same time',
-    ),
-    use(
-        'bare-uvloop',
-        'open_loop_floor',
         names('percentiles'),
         'an asyncio protocol sends all due messages in one frame; another reads the bodies',
     ),
     use(
         'rbfly',
         'rbfly',
-        (
-            *names('batch-size'),
-            *names('concurrent'),
-            *names('far'),
-            *names('gaps'),
-            *names('latency', 'each', 'batch', 'flight'),
-            *names('processes'),
-            *names('sizes'),
-            *names('values'),
-            *names('clients'),
-            *names('growth'),
-        ),
-        'one after the other and from tasks: `Publisher.send`; batches:'
-        ' `Publisher.batch`, then `flush`; otherwise `Publisher.send_many` with a list;'
-        ' growth of messages: 100,000 at a time; several publishers: one task each; consuming:'
-        ' `async for` over decoded bodies, `Offset.FIRST`',
-    ),
-    use(
-        'rbfly',
-        'open_loop_rbfly',
         names('percentiles'),
         '`Publisher.send` in one task per message; another client consumes with `async for`',
-    ),
-    use(
-        'rstream',
-        'rstream',
-        (*names('batch-size'), *names('sizes', 'send', 'many')),
-        '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock starts;'
-        ' one after the other: `send_wait`; batches: `send_batch` with `on_publish_confirm`, the'
-        ' next one when all are confirmed; many unconfirmed: `send_batch` of up to 1,000 messages'
-        ' and 500 KB, the next one while less than 10,000 are unconfirmed',
     ),
     use(
         'rstream',
@@ -280,7 +255,7 @@ USES = (
     ),
     use(
         'rstream',
-        'rstream_consume',
+        'rstream',
         names('sizes', 'read'),
         '`Consumer.subscribe` from the first offset, `amqp_decoder`, `initial_credit` 10;'
         ' a quarter of the messages',
@@ -288,7 +263,7 @@ USES = (
     ),
     use(
         'rstream',
-        'open_loop_rstream',
+        'rstream',
         names('percentiles'),
         '`send_batch` of all due messages, with `on_publish_confirm`; a `Consumer` with its'
         ' defaults',
@@ -296,22 +271,13 @@ USES = (
     use(
         'aiokafka',
         'aiokafka',
-        (*names('batch-size'), *names('concurrent'), *names('sizes', 'send', 'many')),
-        "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`, one"
-        ' partition, one replica; one after the other and from tasks: `send_and_wait`; batches:'
-        ' `create_batch`, `append`, `send_batch`, awaiting its future; many unconfirmed: `send`,'
-        ' awaiting all futures at the end',
-    ),
-    use(
-        'aiokafka',
-        'aiokafka_consume',
         names('sizes', 'read'),
         '`AIOKafkaConsumer` with its defaults, assigned to the partition; `getmany`, values decoded'
         ' by `msgpack.unpackb`',
     ),
     use(
         'aiokafka',
-        'open_loop_aiokafka',
+        'aiokafka',
         names('percentiles'),
         "`AIOKafkaProducer(acks='all', linger_ms=0)`, `send` of all due messages; an"
         ' `AIOKafkaConsumer` with its defaults',
@@ -348,29 +314,17 @@ USES = (
     use(
         'go',
         '',
-        names('clients'),
-        'the official Go client: `BatchSend` of 500 messages with up to 10,000 unconfirmed; a'
-        ' consumer from the first offset that decodes bodies; socket buffer sizes left to the OS',
+        (*names('clients'), 'super-publish', 'super-consume'),
+        'the official Go client: `BatchSend` of 500 messages with up to 10,000 unconfirmed, or'
+        ' `SuperStreamProducer.Send` with up to 40,000; a `Consumer`, or a `SuperStreamConsumer`,'
+        ' from the first offset that decodes bodies; socket buffer sizes left to the OS',
     ),
     use(
         'java',
         '',
-        names('clients'),
-        'the official Java client: a producer with its defaults and up to 10,000 unconfirmed; a'
-        ' consumer from the first offset that decodes bodies',
-    ),
-    use(
-        'go',
-        '',
-        ('super-publish', 'super-consume'),
-        'the official Go client: `SuperStreamProducer.Send` with up to 40,000 unconfirmed; a'
-        ' `SuperStreamConsumer` from the first offset that decodes bodies',
-    ),
-    use(
-        'java',
-        '',
-        ('super-publish', 'super-consume'),
-        'the official Java client: a producer with `superStream` and up to 5,000 unconfirmed for'
-        ' each partition; a consumer from the first offset that decodes bodies',
+        (*names('clients'), 'super-publish', 'super-consume'),
+        'the official Java client: a producer with its defaults and up to 10,000 unconfirmed, or'
+        ' with `superStream` and up to 5,000 unconfirmed for each partition; a consumer from the'
+        ' first offset that decodes bodies',
     ),
 )

@@ -57,7 +57,6 @@ class Kind:
     :ivar stored: what to consume; None if this kind does not consume.
     :ivar warm_up: messages in the unrecorded turn before the first round.
     :ivar like: kind that provides the scale if none is specified for this one.
-    :ivar references: other lanes to compare with, as titles and lane names.
     :ivar frame: entries per frame of the floor.
     :ivar window: maximum number of unconfirmed entries.
     :ivar series: in a study, the work that is done for several values of `at`; otherwise empty.
@@ -90,7 +89,6 @@ class Kind:
     work: str = ''
     stored: Stored | None = None
     like: str = ''
-    references: tuple[tuple[str, str], ...] = ()
     frame: int = 1
     window: int = 1
     series: str = ''

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from .model import Kind, Lane, Report, rank, title
+from ..lanes import LIBRARIES, Kind
+from .model import Lane, Report, rank
 from .svg import Figure, Mark, short
 
 COLOURS = {
@@ -116,7 +117,7 @@ def curves(figure: Figure, report: Report, text: str, axis: str, kinds: Sequence
     for library in sorted({lane.library for _, lane in lanes}, key=rank):
         of_library = [(i, lane) for i, lane in lanes if lane.library == library]
         marks = [(i, rate(lane)) for i, lane in of_library]
-        found.append((title(library), style(of_library[0][1]), marks))
+        found.append((LIBRARIES[library].title, style(of_library[0][1]), marks))
     figure.curves(
         text, f'messages per second, by {axis}', [short(kind.at) for kind in kinds], found
     )

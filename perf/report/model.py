@@ -1,8 +1,4 @@
-"""The contents of result files.
-
-The wording comes from :mod:`perf.lanes` if it still knows the scenario, kind of work or lane,
-otherwise from the file; every number comes from the file.
-"""
+"""The contents of result files, as lanes with results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ from typing import Any, Self
 
 from .. import environment, lanes
 from ..histogram import Histogram
-from ..lanes import POLLING, Scenario
+from ..lanes import LIBRARIES, POLLING, REFERENCES, Kind, Scenario
 from ..results import Results, read
 from ..stats import Interval, median_interval
 
@@ -25,39 +21,8 @@ class ReportError(Exception):
 
 
 def rank(library: str) -> int:
-    """Position of a library in the report; unknown libraries come last."""
-    known = list(lanes.LIBRARIES)
-    return known.index(library) if library in known else len(known)
-
-
-def title(library: str) -> str:
-    return lanes.LIBRARIES[library].title if library in lanes.LIBRARIES else library
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of work, as described in the header of a result file.
-
-    :ivar count: messages per round in this run.
-    :ivar full: messages per round with `--full`.
-    :ivar rounds: maximum number of rounds it takes part in; 0 for all.
-    :ivar series: in a study, the work that is done for several values of `at`; otherwise empty.
-    :ivar at: the value that the study varies.
-    :ivar body: body size in bytes.
-    """
-
-    name: str
-    scenario: str
-    title: str
-    size: int
-    full: int
-    warm_up: int
-    floor: str
-    count: int
-    rounds: int
-    series: str
-    at: int
-    body: int
+    """Position of a library in the report."""
+    return list(LIBRARIES).index(library)
 
 
 @dataclass(frozen=True)
@@ -65,15 +30,23 @@ class Lane:
     """A lane with results."""
 
     run: 'Run'
-    name: str
-    kind: str
-    library: str
-    loop: str
-    how: str
+    lane: lanes.Lane
+
+    @property
+    def name(self) -> str:
+        return self.lane.name
+
+    @property
+    def kind(self) -> Kind:
+        return self.lane.kind
+
+    @property
+    def library(self) -> str:
+        return self.lane.library.name
 
     @property
     def title(self) -> str:
-        return title(self.library)
+        return self.lane.library.title
 
     @property
     def is_ours(self) -> bool:
@@ -86,11 +59,11 @@ class Lane:
 
     @property
     def is_floor(self) -> bool:
-        return self.library in lanes.LIBRARIES and lanes.LIBRARIES[self.library].is_floor
+        return self.lane.library.is_floor
 
     @property
     def is_peer(self) -> bool:
-        return not (self.is_ours or self.is_floor or self.library in lanes.REFERENCES)
+        return not (self.is_ours or self.is_floor or self.library in REFERENCES)
 
     def values(self, column: str) -> list[float]:
         return list(self.run.results.column(self.name, column).values())
@@ -102,7 +75,7 @@ class Lane:
     @cached_property
     def rate(self) -> Interval:
         """Messages per second."""
-        return median_interval(self.values('rate'), self.run.seed)
+        return median_interval(self.values('rate'), self.run.settings.seed)
 
     @property
     def cpu(self) -> float:
@@ -118,7 +91,7 @@ class Lane:
         """Merged latencies of all rounds."""
         merged = Histogram()
         for row in self.run.results.rows:
-            if row['lane'] == self.name:
+            if row['lane'] == self.name and 'histograms' in row:
                 merged.merge(Histogram.load(row['histograms'][name]))
         return merged
 
@@ -136,43 +109,32 @@ class Lane:
 
 
 class Run:
-    """A result file.
+    """A result file; lanes that no longer exist are ignored.
 
+    :ivar kinds: requested kinds of work.
     :ivar lanes: lanes with results that did not fail, in report order.
     :ivar absent: requested lanes without results, with the reason.
     """
 
     def __init__(self, results: Results) -> None:
-        header = results.header
-        if 'kinds' not in header:
-            raise ReportError(f'{results.path}: its header does not describe the kinds of work')
         self.results = results
+        self.settings = results.settings
+        self.environment: dict[str, Any] = results.header['environment']
         self.ratios: dict[tuple[str, str, str], Interval | None] = {}
-        self.environment: dict[str, Any] = header['environment']
-        self.seed = results.settings.seed
-        self.rounds = results.settings.rounds
-        self.scenarios: dict[str, Scenario] = {
-            name: lanes.SCENARIOS.get(name, Scenario(name, about))
-            for name, about in header['scenarios'].items()
-        }
-        self.kinds = {}
-        for name, about in header['kinds'].items():
-            wording = {'title': lanes.KINDS[name].title} if name in lanes.KINDS else {}
-            count = results.settings.counts[name]
-            self.kinds[name] = Kind(name=name, count=count, **about | wording)
+        counts = self.settings.counts
+        self.kinds = {name: kind for name, kind in lanes.KINDS.items() if name in counts}
+        left_out = results.header['left_out']
+        self.absent = {item['lane']: f'left out: {item["reason"]}' for item in left_out}
         failed = results.failed()
         measured = {row['lane'] for row in results.rows}
-        self.absent = {item['lane']: f'left out: {item["reason"]}' for item in header['left_out']}
         found = []
-        for about in header['lanes']:
-            name = about['lane']
+        for name in self.settings.lanes:
             if name in failed:
                 self.absent[name] = f'failed: {failed[name]}'
-            elif name in measured:
-                how = lanes.LANES[name].use.how if name in lanes.LANES else about['how']
-                found.append(Lane(self, name, about['kind'], about['library'], about['loop'], how))
-            else:
+            elif name not in measured:
                 self.absent[name] = 'the run ended before its first round'
+            elif name in lanes.LANES:
+                found.append(Lane(self, lanes.find(name)))
         found.sort(key=lambda lane: rank(lane.library))
         self.lanes = {lane.name: lane for lane in found}
 
@@ -186,7 +148,7 @@ class Run:
     def drop(self, kind: str) -> None:
         """Leave out a kind of work that another run has measured again."""
         del self.kinds[kind]
-        self.lanes = {name: lane for name, lane in self.lanes.items() if lane.kind != kind}
+        self.lanes = {name: lane for name, lane in self.lanes.items() if lane.kind.name != kind}
         self.absent = {k: v for k, v in self.absent.items() if not k.endswith(f'-{kind}')}
 
 
@@ -201,7 +163,7 @@ class Report:
         runs = tuple(Run(read(path)) for path in paths)
         latest: dict[str, Run] = {}
         for run in sorted(runs, key=lambda run: str(run.environment['time'])):
-            for kind in run.kinds:
+            for kind in list(run.kinds):
                 if kind in latest:
                     latest[kind].drop(kind)
                 latest[kind] = run
@@ -211,10 +173,9 @@ class Report:
 
     @property
     def scenarios(self) -> dict[str, Scenario]:
-        """The measured scenarios, in the order of :data:`perf.lanes.SCENARIOS`."""
+        """The measured scenarios."""
         used = {kind.scenario for kind in self.kinds()}
-        found = {name: about for run in self.runs for name, about in run.scenarios.items()}
-        return {name: found[name] for name in (lanes.SCENARIOS | found) if name in used}
+        return {name: about for name, about in lanes.SCENARIOS.items() if name in used}
 
     def kinds(self, scenario: str = '') -> list[Kind]:
         kinds = [kind for run in self.runs for kind in run.kinds.values()]
@@ -241,7 +202,7 @@ class Report:
         return next((run.lanes[name] for run in self.runs if name in run.lanes), None)
 
     def of_kind(self, kind: str) -> list[Lane]:
-        return [lane for lane in self.all_lanes() if lane.kind == kind]
+        return [lane for lane in self.all_lanes() if lane.kind.name == kind]
 
     def ours(self, kind: str, polls: bool = False) -> Lane | None:
         """The first of RbFly's lanes of a kind of work."""

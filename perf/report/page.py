@@ -1,12 +1,13 @@
 """The performance page, as reStructuredText."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import environment, lanes, stats
+from ..lanes import Kind
 from ..stats import Interval
 from .figures import LATENCIES, QUANTILES, figure, label, overview
-from .model import Kind, Lane, Report, Run
+from .model import Lane, Report, Run
 from .rst import bullets, capital, code, heading, moment, names, paragraph, plain, sentence, table
 from .svg import Figure
 
@@ -63,19 +64,6 @@ METHOD = (
     ' resampling whole rounds.',
 )
 
-FACTS = {
-    'time': 'started',
-    'python': 'Python',
-    'compiler': 'compiler',
-    'kernel': 'kernel',
-    'machine': 'machine',
-    'cpu': 'CPU',
-    'cpus': 'CPUs',
-    'memory': 'memory',
-    'load': 'load (1, 5, 15 minutes)',
-    'revision': 'commit',
-}
-
 PUBLISHED = (
     '`RbFly 0.10 <https://wrobell.dcmod.org/rbfly/performance.html>`__: aiokafka 0.11.0 with'
     ' Kafka on ZooKeeper, rstream 0.20.6, Qpid Proton 0.39.0, uvloop; single messages and batches'
@@ -126,7 +114,7 @@ def summary(run: Run) -> str:
     """A run, and what limits the significance of its numbers."""
     about = run.environment
     scenarios = names(dict.fromkeys(code(kind.scenario) for kind in run.kinds.values()))
-    text = f'{code(run.label)}: {scenarios}; {run.rounds} rounds, {moment(about["time"])}'
+    text = f'{code(run.label)}: {scenarios}; {run.settings.rounds} rounds, {moment(about["time"])}'
     load, cpus = about.get('load'), about.get('cpus')
     if load and cpus and load[0] > LOAD * cpus:
         text += f'; the machine was not idle: its load was {load[0]:.2f} on {cpus} CPUs'
@@ -219,7 +207,7 @@ def results(report: Report, scenario: str) -> Iterator[str]:
 
 def numbers(report: Report, kinds: Sequence[Kind], axis: str = '') -> Iterator[str]:
     """A table with a row for each lane of each kind of work, and RbFly's ratios to the lane."""
-    sizes = len({kind.body for kind in kinds}) > 1
+    sizes = len({size_of(kind) for kind in kinds}) > 1
     rows = []
     for kind in kinds:
         for i, lane in enumerate(report.of_kind(kind.name)):
@@ -229,22 +217,27 @@ def numbers(report: Report, kinds: Sequence[Kind], axis: str = '') -> Iterator[s
                 rate += f' [{lane.rate.low:,.0f}, {lane.rate.high:,.0f}]'
             row += [plain(lane.title), rate]
             if sizes:
-                row.append(number(lane.rate.value * kind.body / 1e6))
+                row.append(number(lane.rate.value * size_of(kind) / 1e6))
             cpu = f'{lane.cpu:.2f}' if lane.cpu >= 1 else f'{lane.cpu:.3f}'
             row += [cpu, f'{lane.memory:.0f}', *ratios(report, lane)]
             rows.append(row)
     head = [axis] if axis else []
     head += ['lane', 'messages/s', *(['MB/s'] if sizes else []), 'CPU µs/message', 'MiB']
     if not axis:
-        yield from paragraph(f'{kinds[0].count:,} messages per round.')
+        count = report.of_kind(kinds[0].name)[0].run.settings.counts[kinds[0].name]
+        yield from paragraph(f'{count:,} messages per round.')
     yield from table([*head, 'rate, RbFly ÷ lane', 'CPU, RbFly ÷ lane'], rows)
+
+
+def size_of(kind: Kind) -> int:
+    return kind.stored.size if kind.stored else kind.body
 
 
 def ratios(report: Report, lane: Lane) -> tuple[str, str]:
     """RbFly's rate and CPU divided by those of a lane, of which both poll, or neither does."""
-    ours = report.ours(lane.kind, lane.polls)
+    ours = report.ours(lane.kind.name, lane.polls)
     if ours is lane and lane.polls:
-        ours = report.ours(lane.kind)  # shows what polling costs and brings
+        ours = report.ours(lane.kind.name)  # shows what polling costs and brings
     if ours is None or ours is lane:
         return '', ''
     cpu = ours.ratio(lane, 'cpu_per_message')
@@ -275,27 +268,22 @@ def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
 
 def command(run: Run) -> str:
     """The command that repeats the run."""
-    kinds = run.kinds.values()
-    scenarios = list(dict.fromkeys(kind.scenario for kind in kinds))
-    words = ['python -m perf', f'--scenario {",".join(scenarios)}', f'--rounds {run.rounds}']
-    words.append(f'--seed {run.seed}')
-    scale = [f'{kind.name}={kind.count / kind.full:g}' for kind in kinds if not is_usual(kind, run)]
+    counts, kinds = run.settings.counts, run.kinds
+    scenarios = list(dict.fromkeys(kind.scenario for kind in kinds.values()))
+    words = ['python -m perf', f'--scenario {",".join(scenarios)}']
+    words += [f'--rounds {run.settings.rounds}', f'--seed {run.settings.seed}']
+    scales = {name: counts[name] / kind.full for name, kind in kinds.items()}
+    scale = [
+        f'{name}={scales[name]:g}'
+        for name, kind in kinds.items()
+        if counts[name] != kind.count(scales.get(kind.like, kind.scale))
+    ]
     if scale:
         words.append(f'--scale {",".join(scale)}')
     selected = {*run.lanes, *run.absent}
     if selected != {lane.name for lane in lanes.select([], scenarios)}:
         words.append(f'--lanes {",".join(sorted(selected))}')
     return ' \\\n       '.join(words)
-
-
-def is_usual(kind: Kind, run: Run) -> bool:
-    """Whether the run used the default number of messages for this kind."""
-    known = lanes.KINDS.get(kind.name)
-    if known is None:
-        return False
-    if like := run.kinds.get(known.like):
-        return kind.count * like.full == like.count * kind.full
-    return known.count(known.scale) == kind.count
 
 
 def method(report: Report) -> Iterator[str]:
@@ -311,8 +299,8 @@ def method(report: Report) -> Iterator[str]:
     yield from heading('How each library is used', '~')
     groups: dict[tuple[str, str, str], dict[str, None]] = {}
     for lane in report.all_lanes():
-        kind = lane.run.kinds[lane.kind]
-        used = groups.setdefault((lane.title, lane.loop, lane.how), {})
+        kind, use = lane.kind, lane.lane.use
+        used = groups.setdefault((lane.title, use.loop, use.how), {})
         used[code(kind.scenario if kind.series else kind.name)] = None
     rows = [
         [plain(title), names(used), plain(loop), plain(how)]
@@ -321,36 +309,28 @@ def method(report: Report) -> Iterator[str]:
     yield from table(['library', 'work', 'event loop', 'use'], rows, 'perf perf-text')
 
 
-def fact(name: str, value: Any) -> str:
-    if value is None:
-        return 'unknown'
-    if name == 'time':
-        return moment(value)
-    if name == 'memory':
-        return f'{value / 2**30:.1f} GiB'
-    if isinstance(value, list):
-        return ', '.join(str(x) for x in value)
-    return plain(str(value))
-
-
-def version(broker: Mapping[str, str]) -> str:
-    first = [broker[key] for key in ('product', 'version') if key in broker]
-    rest = [text for key, text in broker.items() if key not in ('product', 'version')]
-    return ', '.join([' '.join(first), *rest])
+def facts(about: dict[str, Any]) -> dict[str, str]:
+    """Machine and versions, as text."""
+    texts = {}
+    for name, value in about.items():
+        if isinstance(value, dict):
+            for key, item in value.items():
+                texts[key] = ', '.join(item.values()) if isinstance(item, dict) else item
+        elif isinstance(value, list):
+            texts[name] = ', '.join(map(str, value))
+        elif name == 'memory' and value:
+            texts[name] = f'{value / 2**30:.1f} GiB'
+        else:
+            texts[name] = moment(str(value)) if name == 'time' else str(value or 'unknown')
+    return texts
 
 
 def surroundings(report: Report) -> Iterator[str]:
     """Machine, versions, and what changed before a run was resumed."""
     yield from heading('Environment')
-    abouts = [run.environment for run in report.runs]
-    rows = [
-        [title, *(fact(name, about.get(name)) for about in abouts)] for name, title in FACTS.items()
-    ]
-    for group in ('brokers', 'libraries'):
-        for key in sorted({key for about in abouts for key in about.get(group, {})}):
-            values = [about.get(group, {}).get(key, '') for about in abouts]
-            texts = [version(value) if isinstance(value, dict) else value for value in values]
-            rows.append([plain(key), *map(plain, texts)])
+    found = [facts(run.environment) for run in report.runs]
+    names = dict.fromkeys(name for texts in found for name in texts)
+    rows = [[plain(name), *(plain(texts.get(name, '')) for texts in found)] for name in names]
     yield from table(['', *(code(run.label) for run in report.runs)], rows, 'perf perf-text')
     resumed = []
     for run in report.runs:

@@ -541,6 +541,11 @@ def copy_error(error: E) -> E:
     return found
 
 
+def add_text(error: RbFlyError, before: str = '', after: str = '') -> None:
+    """Add to the text of an error, which is the first of its `args`."""
+    error.args = (f'{before}{error}{after}', *error.args[1:])
+
+
 class CallbackError(Exception):
     """Carries the error of a function of the program to the call that raises it.
 

@@ -300,7 +300,7 @@ async def test_failure_to_store_an_offset_does_not_shorten_a_later_close() -> No
         broker.create_stream('b')
         broker.publish('b', 1, 2)
         async with (
-            rbs.streams_client(broker.uri, close_timeout=0.2) as client,
+            rbs.streams_client(broker.uri, close_timeout=1) as client,
             client.publisher('a', cls=rbs.PublisherBatchFast) as publisher,
         ):
             messages = client.subscribe(
@@ -313,7 +313,7 @@ async def test_failure_to_store_an_offset_does_not_shorten_a_later_close() -> No
                 lambda: not session.registration.is_open, 'the client knows of the deletion'
             )
             await messages.aclose()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.1)
             await fill(publisher, 50_000)
             await publisher.close()
         assert len(broker.messages('a')) == 50_000

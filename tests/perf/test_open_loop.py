@@ -1,13 +1,12 @@
 """Open-loop lanes confirm and consume each message once and time it from when it was due."""
 
-import importlib
 import sys
 import time
 from typing import Any
 
 import pytest
 
-from perf import lanes, worker
+from perf import clients, lanes, worker
 from perf.clients import open_loop
 from perf.clients.base import Target, Work
 from perf.clients.open_loop import OpenLoop
@@ -23,12 +22,12 @@ async def measure(work: Work, count: int) -> dict[str, Any]:
 
 
 COUNT = 500
-RABBITMQ = ('floor', 'rbfly', 'rstream')
+RABBITMQ = ('bare-uvloop', 'rbfly', 'rstream')
 
 
 def lane_of(name: str, target: Target) -> OpenLoop:
-    module = importlib.import_module(f'perf.clients.open_loop_{name}')
-    work: OpenLoop = module.make(KIND, target)
+    work = clients.make(lanes.find(f'{name}-{KIND.name}'), target)
+    assert isinstance(work, OpenLoop)
     return work
 
 

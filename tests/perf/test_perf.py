@@ -109,8 +109,6 @@ def header(settings: Settings = SETTINGS) -> dict[str, Any]:
     return {
         'environment': {'time': '2026-01-01T00:00:00+00:00', 'python': 'CPython 3.11.7'},
         'settings': asdict(settings),
-        'kinds': {},
-        'lanes': [],
         'left_out': [{'lane': 'rstream-single', 'reason': 'rstream not installed; install it'}],
     }
 
@@ -155,6 +153,15 @@ def test_complete_run_is_compressed_and_can_be_resumed(tmp_path: Path) -> None:
     writer.pack()
     assert [path.name for path in tmp_path.iterdir()] == ['r.jsonl.xz']
     assert read(tmp_path / 'r.jsonl.xz').done() == {('raw-socket-single', i) for i in (1, 2)}
+
+
+def test_compressed_file_has_the_latencies_of_all_rounds_in_one_result(tmp_path: Path) -> None:
+    writer = Writer.create(tmp_path / 'r.jsonl', header())
+    for number, bucket in ((1, '-700'), (2, '-700'), (3, '-650')):
+        writer.write(row('raw-socket-single', number) | {'histograms': {'confirm': {bucket: 5}}})
+    writer.pack()
+    found = [row.get('histograms') for row in read(tmp_path / 'r.jsonl.xz').rows]
+    assert found == [None, None, {'confirm': {'-700': 10, '-650': 5}}]
 
 
 def test_incomplete_last_line_is_ignored_and_overwritten(tmp_path: Path) -> None:
@@ -271,17 +278,12 @@ def test_compare_says_when_files_have_no_lane_in_common(tmp_path: Path) -> None:
 # -- lanes
 
 
-def test_every_lane_is_in_a_scenario_and_has_a_floor_or_references() -> None:
+def test_every_lane_is_in_a_scenario_and_its_floor_exists() -> None:
     for name, lane in lanes.LANES.items():
         assert lane.name == name
         assert lane.kind.scenario in lanes.SCENARIOS
-        assert lane.kind.floor or lane.kind.references or lane.kind.series
         if lane.kind.floor:
             assert f'{lane.kind.floor}-{lane.kind.name}' in lanes.LANES
-        if lane.kind.scenario == 'codec':
-            assert {title for title, _ in lane.kind.references} >= {'msgspec', 'rstream', 'proton'}
-        if lane.kind.references:
-            assert all(reference in lanes.LANES for _, reference in lane.kind.references)
         if not lane.library.program:
             assert (ROOT / 'perf' / 'clients' / f'{lane.use.module}.py').exists()
 
@@ -400,7 +402,7 @@ def test_codec_lanes_start_no_broker(
     argv = ['--lanes', '*-seed', '--rounds', '3', '--seed', '1', '--out', str(out)]
     assert cli.main(argv) == 0
     text = capsys.readouterr().out
-    assert '÷ msgspec' in text
+    assert '÷ rbfly' in text
     assert 'rbfly-encode-into-seed' in text
     assert 'floor' not in text
     results = read(out)

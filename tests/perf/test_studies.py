@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perf import histogram, lanes, report, runner, runs, stats, wire
+from perf import histogram, lanes, report, runner, stats, wire
 from perf.delayed_broker import DelayedBroker
 from perf.report.figures import LATENCIES, OVERVIEW
 from perf.report.page import compose
@@ -262,9 +262,6 @@ def written(path: Path, scenarios: list[str]) -> Path:
                 'brokers': {},
             },
             'settings': {**asdict(settings), 'lanes': [lane.name for lane in chosen]},
-            'scenarios': {name: lanes.SCENARIOS[name].about for name in scenarios},
-            'kinds': {name: runs.describe_kind(name) for name in kinds},
-            'lanes': [runs.describe_lane(lane.name) for lane in chosen],
             'left_out': [],
         }
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from rbfly.amqp import MessageCtx, stream_message_ctx
 from rbfly.error import PublisherError
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from tests.protocol.test_publish_window import Feed, make, take_all, taken
 from tests.stream_wire import read_publish
@@ -54,13 +54,13 @@ class Windows:
         for window in self.pair:
             window.named = named
         self.flying: list[int] = []
-        self.waiters: list[tuple[PendingConfirms, PendingConfirms]] = []
+        self.waiters: list[tuple[ConfirmWaiter, ConfirmWaiter]] = []
         self.add_waiter()
 
     def add_waiter(self) -> None:
         number = len(self.waiters)
         self.waiters.append(
-            (PendingConfirms(number, self.sealed), PendingConfirms(number, self.sealed))
+            (ConfirmWaiter(number, self.sealed), ConfirmWaiter(number, self.sealed))
         )
 
     def state(self, number: int) -> list[Any]:
@@ -79,7 +79,7 @@ class Windows:
                 result = call(number, window)
             except Exception as ex:
                 result = type(ex), str(ex)
-            if isinstance(result, list) and result and isinstance(result[0], PendingConfirms):
+            if isinstance(result, list) and result and isinstance(result[0], ConfirmWaiter):
                 result = [waiter.future for waiter in result]
             results.append(result)
         assert results[0] == results[1]
@@ -163,7 +163,7 @@ class Windows:
     def join(self) -> None:
         top = self.pair[0].next_id
         message = stream_message_ctx(b'1', publish_id=self.rng.randrange(max(0, top - 9), top + 1))
-        self.both(lambda _, window: window.join(message, PendingConfirms(None, True)))
+        self.both(lambda _, window: window.join(message, ConfirmWaiter(None, True)))
 
     def fail(self) -> None:
         self.flying.clear()
@@ -187,12 +187,12 @@ def test_random_steps(walk: int, rng: random.Random) -> None:
 
 def test_run_is_interrupted_while_a_message_is_encoded() -> None:
     window = make(amqp=True)
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
 
     class Trap(UserDict[str, int]):
         def __iter__(self) -> Iterator[str]:
             with pytest.raises(PublisherError):
-                window.extend(iter([b'inner']), 1, PendingConfirms())
+                window.extend(iter([b'inner']), 1, ConfirmWaiter())
             with pytest.raises(PublisherError):
                 window.extend(iter([b'inner']), 1, waiter)
             return super().__iter__()
@@ -205,7 +205,7 @@ def test_run_is_interrupted_while_a_message_is_encoded() -> None:
 @pytest.mark.parametrize('amqp', [False, True])
 def test_highest_id_ends_a_run(amqp: bool) -> None:
     window = make(next_id=MAX_ID - 3, amqp=amqp)
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     with pytest.raises(PublisherError, match='used up'):
         window.extend(iter([b'x'] * 10), 100, waiter)
     assert [publish_id for publish_id, _ in taken(window)[0]] == list(range(MAX_ID - 3, MAX_ID + 1))
@@ -213,7 +213,7 @@ def test_highest_id_ends_a_run(amqp: bool) -> None:
 
 def test_smaller_window_ends_a_run() -> None:
     window = make(max_unconfirmed=1000)
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     window.extend(iter([b'x'] * 3), 100, waiter)
     window.resize(10)
     window.extend(iter([b'x'] * 3), 100, waiter)

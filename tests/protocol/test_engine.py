@@ -16,7 +16,7 @@ from rbfly.error import RbFlyError
 from rbfly.protocol import commands
 from rbfly.protocol._chunk import Chunk, ChunkQueue
 from rbfly.protocol._engine import Engine
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import ChunkError, FrameError
 from tests.sizes import sized
@@ -51,7 +51,7 @@ class Recorder(Engine):
         super().__init__(*args)
         self.frames: list[tuple[int, int, bytes]] = []
         self.failures: list[Exception] = []
-        self.settled: list[PendingConfirms] = []
+        self.settled: list[ConfirmWaiter] = []
 
     def on_frame(self, key: int, version: int, body: bytes) -> None:
         self.frames.append((key, version, body))
@@ -65,7 +65,7 @@ class Recorder(Engine):
         window.listen(self.settled.extend)
         self.set_publisher(publisher_id, window)
         for i in range(count):
-            window.append(b'', PendingConfirms(i, True))
+            window.append(b'', ConfirmWaiter(i, True))
         while window.take() is not None:
             pass
         return window
@@ -408,7 +408,7 @@ def test_confirms_reach_their_publisher() -> None:
 
 def test_listener_is_called_once_per_frame() -> None:
     engine = Recorder()
-    calls: list[list[PendingConfirms]] = []
+    calls: list[list[ConfirmWaiter]] = []
     window = engine.publisher(0, 100)
     window.listen(calls.append)
     feed(engine, confirm(0, range(60)) + confirm(0, []) + confirm(0, range(60, 100)))

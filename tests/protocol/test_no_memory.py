@@ -11,7 +11,7 @@ import pytest
 
 from rbfly.amqp import stream_message_ctx
 from rbfly.protocol._entry import SubEntry
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from tests.protocol.test_publish_window import Feed, take_all
 
@@ -21,7 +21,7 @@ BODY = b'x' * 1000
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*fork:DeprecationWarning')
 
-Waiters = list[PendingConfirms]
+Waiters = list[ConfirmWaiter]
 ways = pytest.mark.parametrize('way', ['given up', 'resent'])
 
 
@@ -91,7 +91,7 @@ def test_no_memory_to_resend_messages(sub_entry_size: int, frame_max: int, way: 
     number, failed = 0, True
     while failed:
         window = make(sub_entry_size=sub_entry_size)
-        waiters = [PendingConfirms(i, True) for i in range(COUNT)]
+        waiters = [ConfirmWaiter(i, True) for i in range(COUNT)]
         for i, waiter in enumerate(waiters):
             window.append(BODY, waiter)
             if i < 3:
@@ -116,7 +116,7 @@ def test_no_memory_to_resend_messages(sub_entry_size: int, frame_max: int, way: 
 def test_no_memory_to_withdraw_messages(way: str) -> None:
     for number in range(1, 60):
         window = make()
-        waiters = [PendingConfirms(None, True) for _ in range(COUNT)]
+        waiters = [ConfirmWaiter(None, True) for _ in range(COUNT)]
         for waiter in waiters:
             window.append(BODY, waiter)
         window.take()
@@ -138,10 +138,10 @@ def test_no_memory_to_join_a_message(way: str) -> None:
     message = stream_message_ctx(BODY, publish_id=0)
     while failed:
         window = make()
-        first, second = PendingConfirms(None, True), PendingConfirms(None, True)
+        first, second = ConfirmWaiter(None, True), ConfirmWaiter(None, True)
         window.append(message, first)
 
-        def join(window: PublishWindow = window, second: PendingConfirms = second) -> None:
+        def join(window: PublishWindow = window, second: ConfirmWaiter = second) -> None:
             window.join(message, second)
 
         number += 1

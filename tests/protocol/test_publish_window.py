@@ -17,7 +17,7 @@ from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPEncoderError, RbFlyError
 from rbfly.protocol._engine import Engine
 from rbfly.protocol._entry import SubEntry
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams._publish._confirm import ConfirmGroup
 from rbfly.streams.error import PublisherError
@@ -40,8 +40,8 @@ def make(
     return PublishWindow(publisher_id, frame_max, max_unconfirmed, next_id, filter_extract, amqp)
 
 
-def add(window: PublishWindow, *messages: Any, waiter: PendingConfirms | None = None) -> list[int]:
-    waiter = waiter or PendingConfirms()
+def add(window: PublishWindow, *messages: Any, waiter: ConfirmWaiter | None = None) -> list[int]:
+    waiter = waiter or ConfirmWaiter()
     return [window.append(message, waiter) for message in messages]
 
 
@@ -57,7 +57,7 @@ def taken(window: PublishWindow) -> list[list[tuple[int, bytes]]]:
     return [read_publish(data)[1] for data in take_all(window)]
 
 
-def settle(window: PublishWindow, *ids: int) -> list[PendingConfirms]:
+def settle(window: PublishWindow, *ids: int) -> list[ConfirmWaiter]:
     """The waiters that a PublishConfirm of these ids settles."""
     return Feed(window).confirm(*ids)
 
@@ -71,7 +71,7 @@ class Feed(Engine):
 
     def __init__(self, window: PublishWindow) -> None:
         super().__init__()
-        self.done: list[PendingConfirms] = []
+        self.done: list[ConfirmWaiter] = []
         self.window = window
         window.listen(self.done.extend)
         self.set_publisher(window.publisher_id, window)
@@ -82,12 +82,12 @@ class Feed(Engine):
     def on_failure(self, error: Exception) -> None:
         raise error
 
-    def confirm(self, *ids: int) -> list[PendingConfirms]:
+    def confirm(self, *ids: int) -> list[ConfirmWaiter]:
         self.done.clear()
         feed(self, confirm(self.window.publisher_id, ids))
         return list(self.done)
 
-    def refuse(self, *errors: tuple[int, int]) -> list[PendingConfirms]:
+    def refuse(self, *errors: tuple[int, int]) -> list[ConfirmWaiter]:
         self.done.clear()
         feed(self, refuse(self.window.publisher_id, errors))
         return list(self.done)
@@ -175,7 +175,7 @@ def test_memoryview_that_is_not_contiguous() -> None:
 
 def test_extend_takes_only_what_it_appends() -> None:
     window = make()
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     source = iter([b'%d' % i for i in range(10)])
     assert window.extend(source, 0, waiter) is True
     assert window.extend(source, 4, waiter) is True
@@ -192,10 +192,10 @@ def test_extend_stops_at_a_message_that_cannot_be_appended() -> None:
     source: Iterator[Any] = iter([b'a', b'b', 'text', b'c', bytes(1000), b'd'])
     with pytest.raises(TypeError):
         window.extend(source, 100, waiter)
-    assert (waiter.count, waiter.missed) == (3, ([], [2], []))
+    assert (waiter.count, waiter.unconfirmed) == (3, ([], [2], []))
     with pytest.raises(PublisherError):
         window.extend(source, 100, waiter)
-    assert (waiter.count, waiter.missed) == (5, ([], [2, 4], []))
+    assert (waiter.count, waiter.unconfirmed) == (5, ([], [2, 4], []))
     assert list(source) == [b'd']
     assert taken(window) == [[(0, b'a'), (1, b'b'), (2, b'c')]]
 
@@ -210,13 +210,13 @@ def test_extend_raises_errors_of_the_iterator() -> None:
     waiter = ConfirmGroup(Mock())
     with pytest.raises(KeyError):
         window.extend(source(), 100, waiter)
-    assert (waiter.count, waiter.missed) == (2, None)
+    assert (waiter.count, waiter.unconfirmed) == (2, None)
     assert taken(window) == [[(0, b'a'), (1, b'b')]]
 
 
 def test_extend_returns_after_some_bytes() -> None:
     window = make()
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     source = iter([bytes(100_000)] * 10)
     runs = []
     while window.extend(source, 100, waiter):
@@ -233,14 +233,14 @@ def test_group_lists_its_refused_messages() -> None:
         add(window, b'x' * 20, waiter=second if i % 2 else first)
     take_all(window)
     feed.confirm(0, 2, 1)
-    assert (first.missed, second.missed) == (None, None)
+    assert (first.unconfirmed, second.unconfirmed) == (None, None)
     feed.refuse((12, 0x11))
-    assert (first.missed, second.missed) == (([6], [], []), None)
+    assert (first.unconfirmed, second.unconfirmed) == (([6], [], []), None)
     window.replay(3, 150)
     take_all(window)
     feed.refuse((18, 0x11), (8, 0x11), (15, 0x11), (10, 0x11))
-    assert first.missed == ([6], [], [9, 4, 5])  # the connection before may have stored the latter
-    assert second.missed == ([], [], [7])
+    assert first.unconfirmed == ([6], [], [9, 4, 5])  # the latter may be stored
+    assert second.unconfirmed == ([], [], [7])
     assert (first.first_refused, second.first_refused) == (4, 7)
     assert (first.count, second.count) == (10, 10)
 
@@ -259,12 +259,12 @@ def test_group_lists_its_unsettled_and_abandoned_messages() -> None:
     take_all(window)
     written = 12 + 4  # each of four confirms made room for another one
     assert set(window.fail_pending()) == {first, second}
-    assert first.missed
-    assert second.missed
-    assert first.missed[2] == [i for i in range(2, 10) if 2 * i < written]
-    assert second.missed[2] == [i for i in (0, 1, *range(4, 10)) if 2 * i + 1 < written]
-    assert first.missed[1] == [i for i in range(10) if 2 * i >= written]
-    assert second.missed[1] == [i for i in range(10) if 2 * i + 1 >= written]
+    assert first.unconfirmed
+    assert second.unconfirmed
+    assert first.unconfirmed[2] == [i for i in range(2, 10) if 2 * i < written]
+    assert second.unconfirmed[2] == [i for i in (0, 1, *range(4, 10)) if 2 * i + 1 < written]
+    assert first.unconfirmed[1] == [i for i in range(10) if 2 * i >= written]
+    assert second.unconfirmed[1] == [i for i in range(10) if 2 * i + 1 >= written]
     assert window.unsettled_of(first) == []
 
 
@@ -409,7 +409,7 @@ def test_memory_of_refused_messages_is_freed() -> None:
 @pytest.mark.parametrize('before', [0, 1, 3])
 def test_message_that_fits_no_frame_changes_nothing(before: int) -> None:
     window = make(frame_max=200)
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     add(window, *[b'a'] * before, waiter=waiter)
     for _ in range(3):
         with pytest.raises(PublisherError):
@@ -450,7 +450,7 @@ def test_several_frames_fill_the_window() -> None:
 @pytest.mark.parametrize('bad', [object(), [1, object()], {'a': {'b': object()}}, '\ud800', 2**64])
 def test_value_that_cannot_be_encoded_changes_nothing(bad: Any) -> None:
     window = make(amqp=True)
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     add(window, b'before', waiter=waiter)
     with pytest.raises(AMQPEncoderError):
         add(window, bad, waiter=waiter)
@@ -490,7 +490,7 @@ def test_filter_that_raises_changes_nothing() -> None:
 @pytest.mark.parametrize(
     'call',
     [
-        lambda window: window.append(b'inner', PendingConfirms()),
+        lambda window: window.append(b'inner', ConfirmWaiter()),
         lambda window: window.take(),
         lambda window: window.replay(1, 1000),
         lambda window: window.fail_pending(),
@@ -603,7 +603,7 @@ def test_limit_below_one() -> None:
 
 def test_confirms_in_any_order(rng: random.Random) -> None:
     window = make(frame_max=100)
-    waiter = PendingConfirms('future', True)
+    waiter = ConfirmWaiter('future', True)
     ids = add(window, *[b'x' * 20] * 50, waiter=waiter)
     assert len(take_all(window)) > 10
     rng.shuffle(ids)
@@ -617,7 +617,7 @@ def test_confirms_in_any_order(rng: random.Random) -> None:
 
 def test_confirm_twice_and_of_unknown_ids() -> None:
     window = make(next_id=10)
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmWaiter(None, True)
     add(window, b'a', b'b', waiter=waiter)
     take_all(window)
     assert settle(window, 0, 9, 12, MAX_ID, 10, 10) == []
@@ -630,7 +630,7 @@ def test_confirm_twice_and_of_unknown_ids() -> None:
 
 def test_confirm_of_an_unsent_message() -> None:
     window = make()
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmWaiter(None, True)
     add(window, b'a', waiter=waiter)
     assert settle(window, 0) == []
     assert window.queued == 1
@@ -640,7 +640,7 @@ def test_confirm_of_an_unsent_message() -> None:
 
 def test_waiters_of_several_frames() -> None:
     window = make(frame_max=100)
-    first, second, third = (PendingConfirms(name, True) for name in ('first', 'second', 'third'))
+    first, second, third = (ConfirmWaiter(name, True) for name in ('first', 'second', 'third'))
     order = [first, second, first, third, second, first, third, third]
     for waiter in order:
         add(window, b'x' * 30, waiter=waiter)
@@ -653,12 +653,12 @@ def test_waiters_of_several_frames() -> None:
 
 def test_waiter_settles_only_when_sealed() -> None:
     window = make()
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     add(window, b'a', waiter=waiter)
     take_all(window)
     assert settle(window, 0) == []
     assert waiter.seal() is True
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     add(window, b'b', waiter=waiter)
     take_all(window)
     assert waiter.seal() is False
@@ -668,7 +668,7 @@ def test_waiter_settles_only_when_sealed() -> None:
 def test_refused_messages() -> None:
     window = make()
     feed = Feed(window)
-    first, second = PendingConfirms(None, True), PendingConfirms(None, True)
+    first, second = ConfirmWaiter(None, True), ConfirmWaiter(None, True)
     add(window, b'a', b'b', b'c', waiter=first)
     add(window, b'd', waiter=second)
     take_all(window)
@@ -683,7 +683,7 @@ def test_refused_messages() -> None:
 def test_messages_of_an_unknown_publisher_wait_for_its_redeclaration() -> None:
     window = make()
     feed = Feed(window)
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmWaiter(None, True)
     add(window, b'a', b'b', waiter=waiter)
     take_all(window)
     assert feed.refuse((0, 0x11), (1, 0x12)) == []
@@ -695,7 +695,7 @@ def test_messages_of_an_unknown_publisher_wait_for_its_redeclaration() -> None:
 
 def test_replay_refuses_messages_too_large_for_new_frames() -> None:
     window = make()
-    alone, shared = PendingConfirms(None, True), PendingConfirms(None, True)
+    alone, shared = ConfirmWaiter(None, True), ConfirmWaiter(None, True)
     add(window, b'a' * 50, waiter=shared)
     add(window, b'b' * 51, waiter=alone)
     add(window, b'c' * 51, waiter=shared)
@@ -713,7 +713,7 @@ def test_replay_refuses_messages_too_large_for_new_frames() -> None:
 def test_confirm_after_refusal_and_refusal_after_confirm() -> None:
     window = make()
     feed = Feed(window)
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmWaiter(None, True)
     add(window, b'a', b'b', b'c', waiter=waiter)
     take_all(window)
     feed.confirm(0)
@@ -727,7 +727,7 @@ def test_confirm_after_refusal_and_refusal_after_confirm() -> None:
 @pytest.mark.parametrize('code', [0, 1])
 def test_publish_error_with_code_ok_confirms_nothing(code: int) -> None:
     window = make()
-    waiters = [PendingConfirms(i, True) for i in range(2)]
+    waiters = [ConfirmWaiter(i, True) for i in range(2)]
     for waiter in waiters:
         add(window, b'a', waiter=waiter)
     take_all(window)
@@ -741,7 +741,7 @@ def test_publish_error_with_code_ok_confirms_nothing(code: int) -> None:
 
 def test_fail_pending_returns_each_waiter_once() -> None:
     window = make(frame_max=100)
-    waiters = [PendingConfirms(i, True) for i in range(4)]
+    waiters = [ConfirmWaiter(i, True) for i in range(4)]
     for i in range(24):
         add(window, b'x' * 30, waiter=waiters[i % 3])
     window.take()
@@ -758,7 +758,7 @@ def test_fail_pending_returns_each_waiter_once() -> None:
 
 def test_fail_pending_after_confirms_out_of_order() -> None:
     window = make(frame_max=60)
-    waiters = [PendingConfirms(i, True) for i in range(5)]
+    waiters = [ConfirmWaiter(i, True) for i in range(5)]
     for waiter in waiters:
         add(window, b'x' * 30, waiter=waiter)
     assert len(take_all(window)) == 5
@@ -772,7 +772,7 @@ def test_window_can_be_used_after_fail_pending() -> None:
     take_all(window)
     add(window, b'c')
     window.fail_pending()
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmWaiter(None, True)
     assert add(window, b'd', b'e', waiter=waiter) == [3, 4]
     take_all(window)
     assert window.in_flight == 2
@@ -854,7 +854,7 @@ def test_count_unsent() -> None:
 
 def test_replay_omits_settled_messages() -> None:
     window = make(frame_max=100)
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmWaiter(None, True)
     add(window, *[b'%02d' % i * 10 for i in range(20)], waiter=waiter)
     take_all(window)
     gone = [0, 3, 4, 5, 6, 11, 19]
@@ -936,7 +936,7 @@ def test_replay_of_filtered_messages() -> None:
 def test_refusal_before_a_replay_is_kept() -> None:
     window = make()
     feed = Feed(window)
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmWaiter(None, True)
     add(window, b'a', b'b', waiter=waiter)
     take_all(window)
     feed.refuse((0, 0x11))
@@ -972,7 +972,7 @@ class TooLong(RuleBasedStateMachine):
     """Common to all models: messages that fit no frame change nothing."""
 
     window: PublishWindow
-    waiter: PendingConfirms
+    waiter: ConfirmWaiter
     frame_max: int
 
     @rule(size=st.integers(100, 5000))
@@ -1001,9 +1001,9 @@ class Model(TooLong):
         self.queued: list[int] = []
         self.flying: list[int] = []
         self.bodies: dict[int, bytes] = {}
-        self.waiting: dict[int, PendingConfirms] = {}  # of each unsettled message
-        self.refused: dict[PendingConfirms, list[tuple[int, int]]] = {}
-        self.waiter = PendingConfirms(None, self.sealed)
+        self.waiting: dict[int, ConfirmWaiter] = {}  # of each unsettled message
+        self.refused: dict[ConfirmWaiter, list[tuple[int, int]]] = {}
+        self.waiter = ConfirmWaiter(None, self.sealed)
         self.settled: set[int] = set()
 
     def added(self, publish_id: int, body: bytes) -> None:
@@ -1039,7 +1039,7 @@ class Model(TooLong):
         if not self.sealed:
             empty = self.waiter not in self.waiting.values()
             assert self.waiter.seal() is empty
-        self.waiter = PendingConfirms(None, self.sealed)
+        self.waiter = ConfirmWaiter(None, self.sealed)
 
     @rule()
     def take(self) -> None:
@@ -1057,7 +1057,7 @@ class Model(TooLong):
         self.last_sent = max(self.last_sent, self.flying[-1])
         self.last_written = max(self.last_written, self.flying[-1])
 
-    def finished(self, ids: list[int]) -> set[PendingConfirms]:
+    def finished(self, ids: list[int]) -> set[ConfirmWaiter]:
         """The waiters that end when these ids of the messages in flight are settled."""
         ended = set()
         for i in ids:
@@ -1154,15 +1154,15 @@ TestUnsealedModel.settings = settings(max_examples=sized(40, 150), stateful_step
 def test_long_random_run(walk: int, rng: random.Random) -> None:
     """Many messages through a ring that wraps and grows, with reconnects; each is settled once."""
     window = make(0, 2000, 500)
-    waiters: list[PendingConfirms] = []
+    waiters: list[ConfirmWaiter] = []
     flying: list[int] = []
     settled: list[int] = []
-    finished: list[PendingConfirms] = []
+    finished: list[ConfirmWaiter] = []
     appended = 0
     while len(settled) < 20_000:
         for _ in range(rng.randrange(200)):
             if appended < 20_000:
-                waiter = PendingConfirms(None, True)
+                waiter = ConfirmWaiter(None, True)
                 waiters.append(waiter)
                 assert window.append(b'%d' % appended, waiter) == appended
                 appended += 1

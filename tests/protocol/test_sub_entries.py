@@ -16,7 +16,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from rbfly.amqp import encode_amqp_bytes
 from rbfly.error import AMQPEncoderError
 from rbfly.protocol._entry import SubEntry
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from rbfly.protocol.compression import Compression, compressor
 from rbfly.streams._publish._confirm import ConfirmGroup
@@ -213,7 +213,7 @@ def test_longest_message_of_a_frame(compression: str, rng: random.Random) -> Non
 
 def test_message_that_fits_no_frame_changes_nothing() -> None:
     window = make(4, frame_max=200)
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     for message in (bytes(1000), 'text'):
         with pytest.raises((PublisherError, TypeError)):
             add(window, message, waiter=waiter)
@@ -292,7 +292,7 @@ def test_no_id_follows_the_highest() -> None:
 
 def test_confirm_of_a_sub_entry_settles_each_of_its_waiters() -> None:
     window = make(4)
-    first, second, third = (PendingConfirms(name, True) for name in ('first', 'second', 'third'))
+    first, second, third = (ConfirmWaiter(name, True) for name in ('first', 'second', 'third'))
     for waiter in (first, first, second, first, third, first, second, second, third):
         add(window, b'x', waiter=waiter)
     assert [waiter.remaining for waiter in (first, second, third)] == [4, 3, 2]
@@ -319,8 +319,8 @@ def test_refused_sub_entry() -> None:
     assert feed.refuse((1, 0x11)) == []
     assert window.unsettled_of(second) == [0]
     assert set(feed.confirm(0)) == {first, second}
-    assert (first.errors, first.missed) == ([(1, 0x11)], ([3], [], []))
-    assert (second.errors, second.missed) == ([(1, 0x11)], ([1, 2, 3], [], []))
+    assert (first.errors, first.unconfirmed) == ([(1, 0x11)], ([3], [], []))
+    assert (second.errors, second.unconfirmed) == ([(1, 0x11)], ([1, 2, 3], [], []))
 
 
 def test_fail_pending_abandons_sub_entries() -> None:
@@ -332,8 +332,8 @@ def test_fail_pending_abandons_sub_entries() -> None:
     add(window, *[b'a'] * 2, waiter=first)  # in a sub-entry that is open
     assert window.unsettled_of(first) == [0, 1, 2, 3, 4]
     assert set(window.fail_pending()) == {first, second}
-    assert first.missed == ([], [3, 4], [0, 1, 2])
-    assert second.missed == ([], [], [0, 1, 2, 3])
+    assert first.unconfirmed == ([], [3, 4], [0, 1, 2])
+    assert second.unconfirmed == ([], [], [0, 1, 2, 3])
 
 
 def test_window_counts_messages() -> None:
@@ -363,7 +363,7 @@ def test_open_sub_entry_waits_while_the_window_is_full() -> None:
 
 def test_fail_pending_returns_each_waiter_once() -> None:
     window = make(3)
-    waiters = [PendingConfirms(i, True) for i in range(4)]
+    waiters = [ConfirmWaiter(i, True) for i in range(4)]
     for i in range(10):
         add(window, b'x', waiter=waiters[i % 4])
     window.take()
@@ -373,7 +373,7 @@ def test_fail_pending_returns_each_waiter_once() -> None:
     assert (window.unsettled, window.in_flight, window.queued) == (0, 0, 0)
     assert window.take() is None
     assert window.fail_pending() == []
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmWaiter(None, True)
     add(window, b'y', waiter=waiter)
     ((publish_id, _, messages),) = entries(window)
     assert messages == [b'y']
@@ -383,7 +383,7 @@ def test_fail_pending_returns_each_waiter_once() -> None:
 @pytest.mark.parametrize('compression', ['none', 'zstd'])
 def test_replay_sends_the_same_sub_entries(compression: str) -> None:
     window = make(5, compression, max_unconfirmed=50)
-    waiters = [PendingConfirms(i, True) for i in range(3)]
+    waiters = [ConfirmWaiter(i, True) for i in range(3)]
     for i in range(48):
         add(window, b'message %d' % i * 9, waiter=waiters[i % 3])
     before = entries(window)
@@ -404,7 +404,7 @@ def test_replay_refuses_messages_too_large_for_new_frames() -> None:
     waiter.seal()
     take_all(window)
     assert window.replay(3, 100) == []
-    assert (window.queued, waiter.errors, waiter.missed) == (
+    assert (window.queued, waiter.errors, waiter.unconfirmed) == (
         1,
         [(0, 0x0E)],
         ([], [], [0, 1, 2]),
@@ -433,7 +433,7 @@ def test_window_cannot_be_used_while_it_encodes() -> None:
     class Trap(dict[str, int]):
         def items(self) -> Any:
             for call in (
-                lambda: window.append('x', PendingConfirms()),
+                lambda: window.append('x', ConfirmWaiter()),
                 window.take,
                 window.fail_pending,
                 lambda: window.replay(1, 0),
@@ -476,10 +476,10 @@ class Model(TooLong):
         self.count = 0
         self.bodies: dict[int, bytes] = {}  # of messages, numbered as they came
         self.ids: dict[int, int] = {}  # publishing id of each
-        self.owner: dict[int, PendingConfirms] = {}
+        self.owner: dict[int, ConfirmWaiter] = {}
         self.queued: list[int] = []
         self.flying: dict[int, list[int]] = {}  # messages of each id
-        self.waiter = PendingConfirms(None, True)
+        self.waiter = ConfirmWaiter(None, True)
         self.last_id = -1
 
     def add(self, message: Any, body: bytes) -> None:
@@ -508,7 +508,7 @@ class Model(TooLong):
 
     @rule()
     def next_waiter(self) -> None:
-        self.waiter = PendingConfirms(None, True)
+        self.waiter = ConfirmWaiter(None, True)
 
     @rule()
     def take(self) -> None:
@@ -529,7 +529,7 @@ class Model(TooLong):
             assert len(messages) <= 5
             self.flying[publish_id] = numbers
 
-    def finished(self, ids: list[int]) -> set[PendingConfirms]:
+    def finished(self, ids: list[int]) -> set[ConfirmWaiter]:
         ended = set()
         for publish_id in ids:
             for number in self.flying.pop(publish_id, ()):
@@ -617,9 +617,9 @@ def test_window_is_refused_while_it_compresses(thread: bool) -> None:
 
     def use() -> None:
         calls: dict[str, Callable[[], object]] = {
-            'append': lambda: window.append(b'x' * 10_000, PendingConfirms()),
+            'append': lambda: window.append(b'x' * 10_000, ConfirmWaiter()),
             'put': lambda: window.put(b'x', None),
-            'extend': lambda: window.extend(iter([b'x']), 1, PendingConfirms()),
+            'extend': lambda: window.extend(iter([b'x']), 1, ConfirmWaiter()),
             'take': window.take,
             'replay': lambda: window.replay(4, 0),
             'fail_pending': window.fail_pending,
@@ -659,7 +659,7 @@ def test_messages_are_kept_when_the_compressor_fails() -> None:
         return gzip.compress(data, mtime=0)
 
     window = compressing(compress)
-    waiter = PendingConfirms()
+    waiter = ConfirmWaiter()
     messages = [b'%d' % i * 50 for i in range(4)]
     add(window, *messages[:2], waiter=waiter)
     with pytest.raises(MemoryError):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rbfly.error import ArgumentError, MessageTooLarge
 from rbfly.protocol._entry import SubEntry
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams._publish._confirm import ConfirmGroup
 from tests.protocol.test_publish_window import Feed, explicit, make, settle, take_all, taken
@@ -23,11 +23,11 @@ from tests.stream_wire import publish, read_publish
 LAST = 2**64 - 1
 
 
-def put(window: PublishWindow, *messages: Any) -> list[tuple[int, PendingConfirms]]:
+def put(window: PublishWindow, *messages: Any) -> list[tuple[int, ConfirmWaiter]]:
     """Append messages, each with a waiter of its own; return ids and waiters."""
     found = []
     for message in messages:
-        waiter = PendingConfirms(None, True)
+        waiter = ConfirmWaiter(None, True)
         found.append((window.append(message, waiter), waiter))
     return found
 
@@ -162,8 +162,8 @@ def test_message_in_a_sub_entry_is_not_withdrawn() -> None:
 def test_only_its_own_caller_withdraws_a_message() -> None:
     window = make()
     [(publish_id, _)] = put(window, b'x')
-    assert not window.give_up(publish_id, PendingConfirms(None, True))
-    assert not window.give_up(publish_id + 1, PendingConfirms(None, True))
+    assert not window.give_up(publish_id, ConfirmWaiter(None, True))
+    assert not window.give_up(publish_id + 1, ConfirmWaiter(None, True))
     assert ids(window) == [0]
 
 
@@ -306,7 +306,7 @@ def test_messages_that_no_caller_knows_of_are_counted() -> None:
 def test_second_caller_waits_for_the_same_confirm() -> None:
     window = make()
     [(_, first)] = put(window, explicit(7))
-    second, third = PendingConfirms(None, True), PendingConfirms(None, True)
+    second, third = ConfirmWaiter(None, True), ConfirmWaiter(None, True)
     assert window.join(explicit(7), second) == 7
     assert ids(window) == [7]
     assert window.join(explicit(7), third) == 7
@@ -322,7 +322,7 @@ def test_message_stays_while_one_of_its_callers_waits(kept: int, sent: bool) -> 
     [(_, first)] = put(window, explicit(7))
     if sent:
         assert window.take()
-    callers = [first, PendingConfirms(None, True), PendingConfirms(None, True)]
+    callers = [first, ConfirmWaiter(None, True), ConfirmWaiter(None, True)]
     for caller in callers[1:]:
         assert window.join(explicit(7), caller) == 7
     last = callers.pop(kept)
@@ -339,7 +339,7 @@ def test_message_given_up_in_flight_is_awaited_again() -> None:
     [message] = put(window, explicit(7))
     assert window.take()
     window.give_up(*message)
-    again = PendingConfirms(None, True)
+    again = ConfirmWaiter(None, True)
     assert window.join(explicit(7), again) == 7
     assert (window.given_up, window.awaited, window.count_unreported()) == (0, 1, (1, 0))
     window.replay(3, 0)
@@ -356,13 +356,13 @@ def test_another_message_does_not_join(message: Any, sent: bool) -> None:
     put(window, explicit(7))
     if sent:
         assert window.take()
-    assert window.join(message, PendingConfirms(None, True)) is None
+    assert window.join(message, ConfirmWaiter(None, True)) is None
     put(window, b'y')
     assert sum(len(entries) for entries in taken(window)) == 2 - sent
 
 
 def test_other_kinds_of_callers_are_not_joined() -> None:
-    window, single = make(), PendingConfirms(None, True)
+    window, single = make(), ConfirmWaiter(None, True)
     window.append(explicit(1), ConfirmGroup(Mock()))
     window.put(explicit(2), object())
     for publish_id in (1, 2):
@@ -373,9 +373,9 @@ def test_message_that_cannot_be_encoded_does_not_join() -> None:
     window = make(frame_max=200)
     put(window, b'a', explicit(7))
     with pytest.raises(TypeError):
-        window.join(explicit(7, 'text'), PendingConfirms(None, True))
+        window.join(explicit(7, 'text'), ConfirmWaiter(None, True))
     with pytest.raises(MessageTooLarge):
-        window.join(explicit(7, bytes(1000)), PendingConfirms(None, True))
+        window.join(explicit(7, bytes(1000)), ConfirmWaiter(None, True))
     assert taken(window) == [[(0, b'a'), (7, b'x')]]
 
 
@@ -383,8 +383,8 @@ def test_joined_message_with_a_filter_value() -> None:
     values: list[str | None] = ['a', 'a', 'b']
     window = make(filter_extract=lambda ctx: values.pop(0))
     put(window, explicit(7))
-    assert window.join(explicit(7), PendingConfirms(None, True)) == 7
-    assert window.join(explicit(7), PendingConfirms(None, True)) is None  # another filter value
+    assert window.join(explicit(7), ConfirmWaiter(None, True)) == 7
+    assert window.join(explicit(7), ConfirmWaiter(None, True)) is None  # another filter value
 
 
 # -- against a model
@@ -393,7 +393,7 @@ def test_joined_message_with_a_filter_value() -> None:
 class Message:
     """One message in the model."""
 
-    def __init__(self, publish_id: int, body: bytes, waiter: PendingConfirms) -> None:
+    def __init__(self, publish_id: int, body: bytes, waiter: ConfirmWaiter) -> None:
         self.id = publish_id
         self.body = body
         self.waiters = [waiter]  # callers that have not given up
@@ -428,7 +428,7 @@ class Withdrawing(RuleBasedStateMachine):
         self.bodies += 1
         return b'%d' % self.bodies + b'.' * size
 
-    def added(self, publish_id: int, body: bytes, waiter: PendingConfirms) -> None:
+    def added(self, publish_id: int, body: bytes, waiter: ConfirmWaiter) -> None:
         self.queued.append(Message(publish_id, body, waiter))
         self.taken = publish_id
         self.free.discard(publish_id)
@@ -436,12 +436,12 @@ class Withdrawing(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8))
     def append(self, sizes: list[int]) -> None:
         for size in sizes:
-            body, waiter = self.body(size), PendingConfirms(None, True)
+            body, waiter = self.body(size), ConfirmWaiter(None, True)
             self.added(self.window.append(body, waiter), body, waiter)
 
     @rule(jump=st.integers(0, 3), size=st.integers(0, 60))
     def append_explicit(self, jump: int, size: int) -> None:
-        body, waiter = self.body(size), PendingConfirms(None, True)
+        body, waiter = self.body(size), ConfirmWaiter(None, True)
         publish_id = self.window.next_id + jump
         assert self.window.append(explicit(publish_id, body), waiter) == publish_id
         self.added(publish_id, body, waiter)
@@ -450,7 +450,7 @@ class Withdrawing(RuleBasedStateMachine):
     @rule(data=st.data())
     def use_again(self, data: st.DataObject) -> None:
         publish_id = data.draw(st.sampled_from(sorted(self.free)))
-        body, waiter = self.body(5), PendingConfirms(None, True)
+        body, waiter = self.body(5), ConfirmWaiter(None, True)
         if publish_id > self.taken:
             assert self.window.check_ids([explicit(publish_id)], 0, 1) == publish_id
             assert self.window.append(explicit(publish_id, body), waiter) == publish_id
@@ -486,7 +486,7 @@ class Withdrawing(RuleBasedStateMachine):
     @rule(data=st.data(), same=st.booleans())
     def join(self, data: st.DataObject, same: bool) -> None:
         message = data.draw(st.sampled_from(self.all))
-        waiter = PendingConfirms(None, True)
+        waiter = ConfirmWaiter(None, True)
         body = message.body if same else message.body + b'x'
         found = self.window.join(explicit(message.id, body), waiter)
         if same:
@@ -580,7 +580,7 @@ def test_long_random_run(walk: int, named: bool, rng: random.Random) -> None:
     window = make(0, 2000, 500)
     window.named = named
     feed = Feed(window)
-    waiting: dict[int, PendingConfirms] = {}
+    waiting: dict[int, ConfirmWaiter] = {}
     flying: list[int] = []
     written: set[int] = set()
     withdrawn: set[int] = set()
@@ -590,7 +590,7 @@ def test_long_random_run(walk: int, named: bool, rng: random.Random) -> None:
     while appended < total or window.awaited:
         for _ in range(rng.randrange(200)):
             if appended < total and window.unsettled < 500:
-                waiter = PendingConfirms(None, True)
+                waiter = ConfirmWaiter(None, True)
                 waiting[window.append(b'%d' % appended, waiter)] = waiter
                 appended += 1
         share = rng.choice([0, 0, 0.01, 0.3, 1])

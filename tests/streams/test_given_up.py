@@ -8,7 +8,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.protocol._entry import SubEntry
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo
@@ -50,7 +50,7 @@ async def test_message_queued_after_a_connection_loss_was_not_sent(task_factory:
 @pytest.mark.parametrize('again', [False, True])
 def test_message_sent_on_a_lost_connection_counts_as_sent(again: bool) -> None:
     window = PublishWindow(3, 1 << 20, 100, 0, None, False)
-    waiters = [PendingConfirms(i, True) for i in range(4)]
+    waiters = [ConfirmWaiter(i, True) for i in range(4)]
     for waiter in waiters[:2]:
         window.append(b'x', waiter)
     assert window.take()
@@ -65,7 +65,7 @@ def test_message_sent_on_a_lost_connection_counts_as_sent(again: bool) -> None:
 
 def test_sub_entry_too_large_for_the_new_frame_size_is_refused_as_a_whole() -> None:
     window = PublishWindow(3, 1 << 20, 100, 0, None, False, SubEntry(3, 0, None))
-    waiters = [PendingConfirms(i, True) for i in range(4)]
+    waiters = [ConfirmWaiter(i, True) for i in range(4)]
     for waiter in waiters:
         window.append(b'x' * 30, waiter)
     assert window.take()

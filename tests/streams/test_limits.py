@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rbfly.error import RbFlyError
-from rbfly.protocol._pending import PendingConfirms
+from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import MessageTooLarge, PublisherError
 
@@ -16,7 +16,7 @@ LIMIT = 100 - 21
 def test_message_larger_than_a_frame_is_refused(message: Any) -> None:
     window = PublishWindow(0, 100, 10, 1, None, True)
     with pytest.raises(MessageTooLarge, match=f'the limit is {LIMIT} bytes') as caught:
-        window.append(message, PendingConfirms())
+        window.append(message, ConfirmWaiter())
     assert isinstance(caught.value, PublisherError)
     assert isinstance(caught.value, ValueError)
 
@@ -25,4 +25,4 @@ def test_message_larger_than_a_frame_is_refused(message: Any) -> None:
 def test_every_message_is_refused_if_frames_are_too_small(frame_max: int) -> None:
     window = PublishWindow(0, frame_max, 10, 1, None, False)
     with pytest.raises(RbFlyError, match='the limit is 0 bytes'):
-        window.append(b'x', PendingConfirms())
+        window.append(b'x', ConfirmWaiter())

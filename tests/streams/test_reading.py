@@ -47,7 +47,7 @@ class Source:
             raise self.error
 
     async def finish(self) -> None:
-        self.waiter.detach()
+        self.waiter.close()
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         """A source has no credit."""
@@ -87,8 +87,7 @@ async def test_iteration_ends_without_a_source() -> None:
     assert await anext(reader) == b'a'
     task = asyncio.ensure_future(anext(reader))
     await waiting(reader, task)
-    reader.waiter_.detach()
-    reader.waiter_.wake()
+    reader.waiter_.close()
     with pytest.raises(StopAsyncIteration):
         await task
 

@@ -12,7 +12,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import ConfirmTimeout, PublisherNameInUse, PublishError
 from rbfly.protocol import commands
-from rbfly.streams._publish.name_check import INTERVAL, SequenceCheck
+from rbfly.streams._publish.name_check import INTERVAL, NameCheck
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
@@ -39,7 +39,7 @@ def timers() -> list[Any]:
         handle
         for handle in loop._scheduled
         if not handle.cancelled()
-        and isinstance(getattr(handle._callback, '__self__', None), SequenceCheck)
+        and isinstance(getattr(handle._callback, '__self__', None), NameCheck)
     ]
 
 

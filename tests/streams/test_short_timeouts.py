@@ -136,7 +136,7 @@ async def test_flush_of_a_full_partition_and_one_that_is_late(
     memory: StreamBroker, near: rbs.StreamsClient
 ) -> None:
     def route(message: Any, partitions: Sequence[str]) -> str:
-        return partitions[message]
+        return partitions[int(message)]
 
     opener = near.super_stream('orders').publisher(route=route, max_unconfirmed=1)
     async with opener as publisher:

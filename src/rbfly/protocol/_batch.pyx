@@ -145,13 +145,13 @@ cdef class MessageBatch:
         """Add adjacent messages that only have to be copied; return their number."""
         cdef const uint8_t *p = chunk.p
         cdef const uint8_t *end = chunk.end
-        cdef Py_ssize_t most = min(<Py_ssize_t> chunk.run_left, limit - len(self.bodies))
+        cdef Py_ssize_t count = min(<Py_ssize_t> chunk.run_left, limit - len(self.bodies))
         cdef Py_ssize_t n, head = 0, i = 0
         cdef bint amqp = self.decoder.amqp
         cdef bint failed = False
         cdef list bodies = self.bodies
         cdef PyObject *body
-        while i < most and end - p >= 4:
+        while i < count and end - p >= 4:
             n = load_u32(p)
             if n > end - p - 4:
                 break

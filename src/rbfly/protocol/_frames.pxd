@@ -5,7 +5,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from rbfly._wire cimport OutBuffer, out_reserve, out_size, put_u64
 from rbfly.amqp._codec cimport SHORT
 from rbfly.protocol._entry cimport SubEntry, put_filter, put_message
-from rbfly.protocol._pending cimport PendingConfirms
+from rbfly.protocol._pending cimport ConfirmWaiter
 
 
 cdef enum:
@@ -20,7 +20,7 @@ cdef enum:
 cdef class Frame:
     cdef bytes data
     cdef list waiters               # of simple entries; SubEntrySpan of sub-entries
-    cdef PendingConfirms last       # last item of `waiters`; None behind a span
+    cdef ConfirmWaiter last       # last item of `waiters`; None behind a span
     cdef uint32_t number            # modulo 2**32
     cdef uint32_t last_index        # of `last` in `waiters`
     cdef Py_ssize_t count           # messages
@@ -75,10 +75,10 @@ cdef class FrameBuilder:
 
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1
     cdef int _enter(self) except -1
-    cdef uint64_t _append(self, object message, PendingConfirms waiter) except? 0xdead
+    cdef uint64_t _append(self, object message, ConfirmWaiter waiter) except? 0xdead
     cdef bint _append_ready(self, object message, PyObject *waiter) noexcept
-    cdef int _append_first(self, object message, PendingConfirms waiter) except -1
-    cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead
+    cdef int _append_first(self, object message, ConfirmWaiter waiter) except -1
+    cdef uint64_t _append_to_sub_entry(self, object message, ConfirmWaiter waiter) except? 0xdead
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1
     cdef Frame _new_frame(self)
     cdef int _check_explicit(self, uint64_t id) except -1
@@ -89,7 +89,7 @@ cdef class FrameBuilder:
     cdef int _close_open(self) except -1
     cdef int _finish_frame(self) except -1
     cdef int _grow_ring(self) except -1
-    cdef int _add_waiter(self, PendingConfirms waiter) except -1
+    cdef int _add_waiter(self, ConfirmWaiter waiter) except -1
     cdef int _add_sub_entry(self, uint64_t id, Py_ssize_t start, list spans) except -1
 
 
@@ -99,7 +99,7 @@ cdef inline bint is_short(object message) noexcept:
 
 # The same as `_append`, but faster for short messages that follow each other.
 cdef inline int append_next(
-    FrameBuilder builder, object message, PendingConfirms waiter
+    FrameBuilder builder, object message, ConfirmWaiter waiter
 ) except -1:
     if not builder.plain or not is_short(message):
         builder._append(message, waiter)
@@ -143,7 +143,7 @@ cdef inline Entry *add_entry(
 
 
 cdef inline int add_simple(
-    FrameBuilder builder, uint64_t id, Py_ssize_t start, PendingConfirms waiter, uint32_t order
+    FrameBuilder builder, uint64_t id, Py_ssize_t start, ConfirmWaiter waiter, uint32_t order
 ) except -1:
     cdef Entry *entry
     if builder.open.last is not waiter:

@@ -26,7 +26,7 @@ from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_copy
 from rbfly.amqp._types cimport clip
 from rbfly.protocol._entry cimport SubEntry, trim
-from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
+from rbfly.protocol._pending cimport ConfirmWaiter, SubEntrySpan
 
 from rbfly.amqp._message import Message as _Message
 from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_callback
@@ -144,7 +144,7 @@ cdef class FrameBuilder:
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
         return 0
 
-    def append(self, object message, PendingConfirms waiter not None):
+    def append(self, object message, ConfirmWaiter waiter not None):
         """Encode a message into the open frame; return its publishing id.
 
         After an error, the window is unchanged.
@@ -157,13 +157,13 @@ cdef class FrameBuilder:
 
     def put(self, object message, object future):
         """Append a message whose confirm completes a future; return its publishing id."""
-        cdef PendingConfirms waiter = PendingConfirms.__new__(PendingConfirms)
+        cdef ConfirmWaiter waiter = ConfirmWaiter.__new__(ConfirmWaiter)
         waiter.future = future
         waiter.sealed = True
         return self._append(message, waiter)
 
     def extend(
-        self, object iterator, Py_ssize_t limit, PendingConfirms waiter not None, Turn turn=None
+        self, object iterator, Py_ssize_t limit, ConfirmWaiter waiter not None, Turn turn=None
     ):
         """Append messages of an iterator until `limit`, about 256 kB, or the end of the turn.
 
@@ -211,7 +211,7 @@ cdef class FrameBuilder:
 
     # -- appending
 
-    cdef uint64_t _append(self, object message, PendingConfirms waiter) except? 0xdead:
+    cdef uint64_t _append(self, object message, ConfirmWaiter waiter) except? 0xdead:
         cdef uint64_t id = self.next_id
         cdef Py_ssize_t start
         cdef object value = None
@@ -279,15 +279,15 @@ cdef class FrameBuilder:
         entry.waiter = (<Frame> open).last_index
         entry.start = <uint32_t> (start - self.out.start)
         entry.size = <uint32_t> size
-        entry.order = <uint32_t> (<PendingConfirms> waiter).count
+        entry.order = <uint32_t> (<ConfirmWaiter> waiter).count
         entry.spans = 0
         entry.settled = 0
         # `+=` would count references
         (<Frame> open).entries = (<Frame> open).entries + 1
         (<Frame> open).unsettled = (<Frame> open).unsettled + 1
         (<Frame> open).count = (<Frame> open).count + 1
-        (<PendingConfirms> waiter).count = (<PendingConfirms> waiter).count + 1
-        (<PendingConfirms> waiter).remaining = (<PendingConfirms> waiter).remaining + 1
+        (<ConfirmWaiter> waiter).count = (<ConfirmWaiter> waiter).count + 1
+        (<ConfirmWaiter> waiter).remaining = (<ConfirmWaiter> waiter).remaining + 1
         self.bytes_encoded += <uint64_t> size
         self.room -= 1
         self.tail += 1
@@ -297,7 +297,7 @@ cdef class FrameBuilder:
         return True
 
     @cython.final
-    cdef int _append_first(self, object message, PendingConfirms waiter) except -1:
+    cdef int _append_first(self, object message, ConfirmWaiter waiter) except -1:
         # Append a message, and prepare for short ones that follow.
         cdef Py_ssize_t size
         self._append(message, waiter)
@@ -313,7 +313,7 @@ cdef class FrameBuilder:
         return 0
 
     @cython.final
-    cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead:
+    cdef uint64_t _append_to_sub_entry(self, object message, ConfirmWaiter waiter) except? 0xdead:
         cdef SubEntry sub_entry = self.sub_entry
         cdef Py_ssize_t start, end, limit
         cdef SubEntrySpan span = None
@@ -497,7 +497,7 @@ cdef class FrameBuilder:
         self.mask = 2 * size - 1
         return 0
 
-    cdef int _add_waiter(self, PendingConfirms waiter) except -1:
+    cdef int _add_waiter(self, ConfirmWaiter waiter) except -1:
         cdef Frame frame = self.open
         frame.waiters.append(waiter)
         frame.last = waiter

@@ -1,14 +1,14 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 
-# Why a message of a group is not confirmed; also the index of its list in `ConfirmGroup.missed`.
-cdef enum Miss:
+# Why a message is not confirmed; also the index of its list in `ConfirmGroup.unconfirmed`.
+cdef enum Unconfirmed:
     REFUSED             # refused by the broker, or too large; no earlier connection sent it
     UNSENT              # never sent
     UNKNOWN             # sent, but not confirmed on that connection
 
 
-cdef class PendingConfirms:
+cdef class ConfirmWaiter:
     cdef public object future
     cdef public bint reported
     cdef readonly Py_ssize_t remaining
@@ -20,18 +20,18 @@ cdef class PendingConfirms:
     cdef int _refuse(
         self, uint64_t id, int code, uint32_t order, Py_ssize_t count, bint resent
     ) except -1
-    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1
+    cdef int _add_unconfirmed(self, uint64_t index, Py_ssize_t count, Unconfirmed why) except -1
     cdef int _skip(self) except -1
 
 
 cdef class SubEntrySpan:
-    cdef PendingConfirms waiter
+    cdef ConfirmWaiter waiter
     cdef Py_ssize_t count
     cdef uint32_t order
 
 
-cdef inline PendingConfirms waiter_of(object item):
-    return (<SubEntrySpan> item).waiter if type(item) is SubEntrySpan else <PendingConfirms> item
+cdef inline ConfirmWaiter waiter_of(object item):
+    return (<SubEntrySpan> item).waiter if type(item) is SubEntrySpan else <ConfirmWaiter> item
 
 
 cdef Py_ssize_t count_of(object item) noexcept

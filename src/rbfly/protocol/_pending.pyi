@@ -1,6 +1,6 @@
 from typing import Any, Final
 
-class PendingConfirms:
+class ConfirmWaiter:
     future: Any
     reported: bool
     remaining: Final[int]

@@ -1,6 +1,6 @@
 """Callers that wait for confirms.
 
-For each entry, a frame has items that name the waiting callers: the PendingConfirms of a single
+For each entry, a frame has items that name the waiting callers: the ConfirmWaiter of a single
 message, or a SubEntrySpan for several messages of one caller in a sub-entry.
 """
 
@@ -8,7 +8,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 
-cdef uint64_t index_of(PendingConfirms waiter, uint32_t order) noexcept:
+cdef uint64_t index_of(ConfirmWaiter waiter, uint32_t order) noexcept:
     # `order` is modulo 2**32; far fewer messages are in flight
     return waiter.count - <uint32_t> (<uint32_t> waiter.count - order)
 
@@ -26,8 +26,8 @@ cdef uint64_t first_of(object item, uint32_t order) noexcept:
 
 cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1:
     # The first unsettled message decides `unsent` of its waiter.
-    cdef PendingConfirms waiter = waiter_of(item)
-    waiter._miss(first_of(item, order), count_of(item), UNSENT if unsent else UNKNOWN)
+    cdef ConfirmWaiter waiter = waiter_of(item)
+    waiter._add_unconfirmed(first_of(item, order), count_of(item), UNSENT if unsent else UNKNOWN)
     if waiter.remaining:
         waiter.remaining = 0
         waiter.unsent = unsent
@@ -36,7 +36,7 @@ cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1:
 
 
 @cython.freelist(256)
-cdef class PendingConfirms:
+cdef class ConfirmWaiter:
     """Counts the unsettled messages of one caller.
 
     :ivar future: belongs to the caller; a list of the callers of one message; or None.
@@ -67,16 +67,16 @@ cdef class PendingConfirms:
         self.errors.append((id, code))
         self.first_refused = min(self.first_refused, index)
         self.doubtful |= resent
-        return self._miss(index, count, UNKNOWN if resent else REFUSED)
+        return self._add_unconfirmed(index, count, UNKNOWN if resent else REFUSED)
 
-    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1:
+    cdef int _add_unconfirmed(self, uint64_t index, Py_ssize_t count, Unconfirmed why) except -1:
         # The `count` messages from `index` on are not confirmed: a group records them.
         return 0
 
     @cython.final
     cdef int _skip(self) except -1:
         # Count a message that was taken but does not enter the window.
-        self._miss(self.count, 1, UNSENT)
+        self._add_unconfirmed(self.count, 1, UNSENT)
         self.count += 1
         return 0
 

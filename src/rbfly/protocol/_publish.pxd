@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint64_t
 
 from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder
-from rbfly.protocol._pending cimport PendingConfirms
+from rbfly.protocol._pending cimport ConfirmWaiter
 
 
 cdef class PublishWindow(FrameBuilder):
@@ -30,7 +30,7 @@ cdef class PublishWindow(FrameBuilder):
     cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept
     cdef int _retire(self, Entry *entry, uint64_t position, Py_ssize_t count) except -1
     cdef bint _withdraw(self, uint64_t id, object waiter) except -1
-    cdef bint _join(self, object message, uint64_t id, PendingConfirms waiter) except -1
+    cdef bint _join(self, object message, uint64_t id, ConfirmWaiter waiter) except -1
     cdef int _drop_given_up(self) except -1
     cdef int _roll_back(self) noexcept
     cdef int _repack(self, uint64_t first) except -1

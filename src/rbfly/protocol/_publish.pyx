@@ -22,7 +22,7 @@ from rbfly.protocol._frames cimport (
     PREFIX, Entry, Frame, FrameBuilder, add_simple, offset, put_entry,
 )
 from rbfly.protocol._pending cimport (
-    PendingConfirms, SubEntrySpan, count_of, first_of, give_up, waiter_of,
+    ConfirmWaiter, SubEntrySpan, count_of, first_of, give_up, waiter_of,
 )
 
 from rbfly.error import ArgumentError
@@ -257,7 +257,7 @@ cdef class PublishWindow(FrameBuilder):
             give_up(item, order, unsent, done)
         return done
 
-    def unsettled_of(self, PendingConfirms waiter not None):
+    def unsettled_of(self, ConfirmWaiter waiter not None):
         """Return the indexes of a waiter's messages that are queued or in flight (list of int)."""
         cdef list found = []
         cdef uint64_t first
@@ -296,7 +296,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef Py_ssize_t n, limit, count
         cdef Entry *entry
         cdef Frame frame
-        cdef PendingConfirms waiter
+        cdef ConfirmWaiter waiter
         cdef uint64_t i
         for i in range(self.head, self.tail):
             entry = &self.ring[i & self.mask]
@@ -368,7 +368,7 @@ cdef class PublishWindow(FrameBuilder):
                         self,
                         entry.id,
                         out_size(&self.out) - entry.size,
-                        <PendingConfirms> source.waiters[entry.waiter],
+                        <ConfirmWaiter> source.waiters[entry.waiter],
                         entry.order,
                     )
                 self.ring[(self.tail - 1) & self.mask].settled = entry.settled
@@ -415,12 +415,12 @@ cdef class PublishWindow(FrameBuilder):
         """
         cdef uint64_t position = 0
         cdef Entry *entry = self._find_unsettled(id, &position)
-        cdef PendingConfirms found
+        cdef ConfirmWaiter found
         if self.sub_entry is not None:
             return True         # nothing was given up
         if entry is NULL:
             return False
-        found = <PendingConfirms> self._frame_of(entry).waiters[entry.waiter]
+        found = <ConfirmWaiter> self._frame_of(entry).waiters[entry.waiter]
         if found.future is not future:
             return False
         if entry.settled == GIVEN_UP:
@@ -429,7 +429,7 @@ cdef class PublishWindow(FrameBuilder):
             found.reported = False
         return True
 
-    def join(self, object message, PendingConfirms waiter not None):
+    def join(self, object message, ConfirmWaiter waiter not None):
         """Let a caller wait for an unsettled message that another caller has put.
 
         The messages must have the same explicit publishing id and the same bytes, and both callers
@@ -457,11 +457,11 @@ cdef class PublishWindow(FrameBuilder):
     cdef bint _withdraw(self, uint64_t id, object waiter) except -1:
         cdef uint64_t position = 0
         cdef Entry *entry = self._find_unsettled(id, &position)
-        cdef PendingConfirms found
+        cdef ConfirmWaiter found
         cdef bint written
         if entry is NULL or entry.settled == GIVEN_UP:
             return False
-        found = <PendingConfirms> self._frame_of(entry).waiters[entry.waiter]
+        found = <ConfirmWaiter> self._frame_of(entry).waiters[entry.waiter]
         if found is not waiter and found.future is not waiter:
             if type(found.future) is not list or waiter not in found.future:
                 return False
@@ -484,12 +484,12 @@ cdef class PublishWindow(FrameBuilder):
                 pass        # unchanged; the next frame to send tries again
         return not written
 
-    cdef bint _join(self, object message, uint64_t id, PendingConfirms waiter) except -1:
+    cdef bint _join(self, object message, uint64_t id, ConfirmWaiter waiter) except -1:
         cdef uint64_t position = 0
         cdef Py_ssize_t start, size
         cdef Entry *entry
         cdef Frame frame = None
-        cdef PendingConfirms found, joined
+        cdef ConfirmWaiter found, joined
         cdef const char *data
         cdef object value = None
         if self._find_unsettled(id, &position) is NULL:
@@ -515,11 +515,11 @@ cdef class PublishWindow(FrameBuilder):
         finally:
             self.out.p = self.out.start + start
             trim(&self.out)
-        found = <PendingConfirms> frame.waiters[entry.waiter]
+        found = <ConfirmWaiter> frame.waiters[entry.waiter]
         if type(found.future) is not list:
             if found.future is not None or type(found) is not type(waiter):
                 return False
-            joined = PendingConfirms.__new__(PendingConfirms)
+            joined = ConfirmWaiter.__new__(ConfirmWaiter)
             joined.future = [found]
             joined.sealed = True
             joined.count = joined.remaining = 1
@@ -616,7 +616,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef Py_ssize_t i, count = 0
         if entry.spans == 0:
             settle_messages(
-                self, <PendingConfirms> frame.waiters[entry.waiter], entry.id, code, entry.order,
+                self, <ConfirmWaiter> frame.waiters[entry.waiter], entry.id, code, entry.order,
                 run, done,
             )
             return run
@@ -669,7 +669,7 @@ cdef inline uint64_t place_of(Entry *entry) noexcept:
 
 
 cdef inline int settle_messages(
-    PublishWindow window, PendingConfirms waiter, uint64_t id, int code, uint32_t order,
+    PublishWindow window, ConfirmWaiter waiter, uint64_t id, int code, uint32_t order,
     Py_ssize_t count, list done,
 ) except -1:
     if code != CONFIRMED:

@@ -31,7 +31,7 @@ class Start:
     """
 
     def __init__(self, offset: Offset | OffsetSource) -> None:
-        self._wanted = offset
+        self._original = offset
         self._restart(offset)
 
     def _restart(self, offset: Offset | OffsetSource) -> None:
@@ -61,7 +61,7 @@ class Start:
             self.offset = Offset.offset(stored)
             self._dropped = 1
 
-    def wanted(self, cursor: MessageCursor) -> int | None:
+    def expected(self, cursor: MessageCursor) -> int | None:
         """Return the offset of the next message; None if the start is not an offset."""
         if cursor.position is None and self.offset.type == OffsetType.OFFSET:
             assert isinstance(self.offset.value, int)
@@ -117,7 +117,7 @@ class Start:
                 return Offset.offset(position)  # or every chunk was damaged
             return self._seek(cursor, first, committed)
         if self.offset.type not in BY_END:
-            cursor.resume(self.wanted(cursor) or 0)
+            cursor.resume(self.expected(cursor) or 0)
             return self.offset
         is_first_attempt = self._end is None
         if self._end is None:
@@ -144,4 +144,4 @@ class Start:
         :param opened: the subscription was open on the deleted stream.  If it was not, and the end
             of that stream is unknown, it starts at its original offset in the next stream.
         """
-        self._restart(Offset.FIRST if opened or self._end is not None else self._wanted)
+        self._restart(Offset.FIRST if opened or self._end is not None else self._original)

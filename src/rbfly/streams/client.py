@@ -259,7 +259,7 @@ class StreamsClient(ClientBase):
         sub_entry_size: int | None = None,
         compression: Compression | str | None = None,
         wait: bool = True,
-    ) -> opening.OpenPublisher[opening.P]:
+    ) -> opening.PublisherContext[opening.P]:
         """Open a publisher: `await` the result, or use it in `async with`.
 
         The result is a coroutine: `asyncio.create_task` and `asyncio.run_coroutine_threadsafe` take
@@ -308,7 +308,7 @@ class StreamsClient(ClientBase):
             compression,
             wait,
         )
-        return opening.OpenPublisher(self, self._cluster, self._names, info, wait, cls)
+        return opening.PublisherContext(self, self._cluster, self._names, info, wait, cls)
 
     @overload
     def subscribe(

@@ -47,7 +47,7 @@ class ManagementMethods:
         :param max_length_bytes: size in bytes above which the broker removes the oldest segments.
         :param max_age: age at which the broker removes segments; whole seconds.
         :param segment_size: size of a segment in bytes, at most 3,000,000,000.
-        :param initial_cluster_size: number of replicas, at least 1.
+        :param initial_cluster_size: number of replicas, at min_timeout 1.
         :param leader_locator: how the broker chooses the node of the leader.
         :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
         :param arguments: other arguments of the protocol, sent unchecked.  RabbitMQ ignores those
@@ -102,14 +102,14 @@ class ManagementMethods:
                 ex.args = (is_super_stream(stream, partitions),)
                 raise
 
-    async def _manage(self, command: Command[None], least: float = 0.0) -> None:
+    async def _manage(self, command: Command[None], min_timeout: float = 0.0) -> None:
         """Send a request that the broker may take long to answer.
 
-        :param least: minimum timeout in seconds, if there is one.
+        :param min_timeout: minimum timeout in seconds, if there is one.
         """
         limit = self._cluster.settings.request_timeout
         connection = await self._cluster.manager()
-        await connection.request(command, max(limit, MANAGE_TIMEOUT, least) if limit else 0)
+        await connection.request(command, max(limit, MANAGE_TIMEOUT, min_timeout) if limit else 0)
 
     @repeated
     async def stream_exists(self, stream: str) -> bool:

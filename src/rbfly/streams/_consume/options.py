@@ -122,10 +122,10 @@ def check_group(
                 "stranded_after looks at the stored offset: commit must be 'auto' or 'manual'"
             )
         return None, group
-    least = 1.0 if tracking.manual else max(1.0, tracking.interval)
-    if stranded_after is not None and stranded_after <= least:
+    lower_bound = 1.0 if tracking.manual else max(1.0, tracking.interval)
+    if stranded_after is not None and stranded_after <= lower_bound:
         raise ArgumentError(
-            f'stranded_after must be above {least:g} seconds, not {stranded_after}:'
+            f'stranded_after must be above {lower_bound:g} seconds, not {stranded_after}:'
             ' the member may not store an offset for so long'
         )
     return replace(tracking, reference=name), group

@@ -31,7 +31,7 @@ from ...error import (
 )
 from ...net.cluster import Cluster
 from ...net.connection import Connection
-from ...net.observer import Role
+from ...net.observer import Role, check_transition
 from ...net.registration import Owner, Registration
 from ...net.retry import can_retry
 from ...protocol import commands
@@ -144,7 +144,7 @@ class SubscriptionSession(Owner):
         self._watchdog = DeliveryWatchdog(
             stream, self.cursor, self.registration, waiter, in_group=group is not None
         )
-        self._wanted_end = until
+        self._end_at = until
         self._until: Until | None = None
         if end is not None:
             self._until = Until(end, self.registration, self.cursor, waiter.end)
@@ -157,15 +157,12 @@ class SubscriptionSession(Owner):
             self._member = Member(
                 group, settings.super_stream, self, offset, self._gaps, self.offsets
             )
-        waiter.attach(self)
 
     def __repr__(self) -> str:
         return f'subscription of stream {self.stream!r}'
 
     def _enter(self, state: SessionState) -> None:
-        before, self.state = self.state, state
-        if state not in TRANSITIONS[before]:  # no assert statement: also in optimized mode
-            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {state.name}')
+        self.state = check_transition(self, self.state, state, TRANSITIONS)
 
     @property
     def closed(self) -> bool:
@@ -217,8 +214,8 @@ class SubscriptionSession(Owner):
             await until.prepare(connection, self.stream)
             if not until.is_complete:
                 properties = {}  # the filter may skip the chunk that reaches the end
-        wanted = self._gaps.wanted(start, cursor)
-        if until or start.needs_chunks(cursor) or wanted is not None:
+        expected = self._gaps.expected(start, cursor)
+        if until or start.needs_chunks(cursor) or expected is not None:
             first, committed = await chunk_ids(connection, self.stream)
             missing = start.missing_end(cursor, committed)
             if missing is None and until is not None:
@@ -234,10 +231,10 @@ class SubscriptionSession(Owner):
                 start.resolve_at(
                     await start_before(self._cluster, self.stream, start.offset, moved_end)
                 )
-        if wanted is not None and cursor.position is None:
-            end = await end_before(self._cluster, self.stream, wanted, committed)
+        if expected is not None and cursor.position is None:
+            end = await end_before(self._cluster, self.stream, expected, committed)
         # Nothing is awaited from here on: the program may have read on until now.
-        self._gaps.check(self._gaps.wanted(start, cursor), first, end)
+        self._gaps.check(self._gaps.expected(start, cursor), first, end)
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
         connection.set_subscription(id, cursor.queue)
@@ -259,7 +256,7 @@ class SubscriptionSession(Owner):
                 f'offset must be an Offset or an async function; {source!r} is not async'
             )
         check_type('the result of the offset function', offset, Offset)
-        check_until(self._wanted_end, offset)
+        check_until(self._end_at, offset)
         if self._member is not None:
             check_member_start(offset)
         return offset
@@ -468,8 +465,7 @@ class SubscriptionSession(Owner):
             self._enter(SessionState.STOPPING)
         self.cursor.drop()
         # A declaration in progress, or another activity of a member, would deliver messages.
-        is_idle = not self.offsets.may_store
-        if is_idle or not self.registration.is_open:
+        if not (self.offsets.may_store and self.registration.is_open):
             self.registration.reset()
         self._waiter.end()
         self._opening.wake()
@@ -533,13 +529,12 @@ class SubscriptionSession(Owner):
         try:
             self._end_waiting()
             self.cursor.drop()
-            cluster, connection = self._cluster, registration.connection
+            cluster = self._cluster
             try:
                 if self._member is not None:
                     await self._member.revoke()
-                    connection = registration.connection
-                verify = self._waiter.ended or self.offsets.in_group
-                await self.offsets.close(connection, verify=verify)
+                verify = self._waiter.ended or self._member is not None
+                await self.offsets.close(registration.connection, verify=verify)
             finally:
                 connection = registration.connection
                 answer = registration.reset()
@@ -549,14 +544,13 @@ class SubscriptionSession(Owner):
             self._end()
 
     def _end_waiting(self) -> None:
-        self._waiter.detach()
-        self._waiter.wake()
+        self._waiter.close()
         self._opening.wake()
         self._finishing.wake()
 
     def _end(self) -> None:
         self._enter(SessionState.CLOSED)
-        self._waiter.detach()
+        self._waiter.close()
         self.registration.close()
         self.cursor.close()
         if self._member is not None:

@@ -287,4 +287,5 @@ def subscribe(
     """Create a subscription of a stream."""
     waiter = MessageWaiter(cluster.check_loop, settings.timeout)
     session = SubscriptionSession(cluster, members, waiter, stream, settings.offset, settings)
+    waiter.attach(session)
     return Subscription(session, waiter, settings.offset)

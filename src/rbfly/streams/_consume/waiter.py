@@ -23,11 +23,9 @@ class Waiter(Protocol):
     @property
     def ended(self) -> bool: ...
 
-    def attach(self, source: Source) -> None: ...
-
-    def detach(self) -> None: ...
-
     def end(self) -> None: ...
+
+    def close(self) -> None: ...
 
     def wake(self) -> None: ...
 
@@ -109,9 +107,11 @@ class MessageWaiter:
         """Read a source."""
         self._source = source
 
-    def detach(self) -> None:
-        """Read the source no more: the iteration ends."""
+    def close(self) -> None:
+        """End the iteration at once: the source is closed."""
         self._source = None
+        if self._future is not None and not self._future.get_loop().is_closed():
+            self.wake()
 
     def end(self) -> None:
         """End the iteration after the messages that have arrived.

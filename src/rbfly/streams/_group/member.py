@@ -29,7 +29,7 @@ from ...error import (
     about,
 )
 from ...net.connection import Connection
-from ...net.observer import Observer
+from ...net.observer import Observer, check_transition
 from ...net.registration import Registration
 from ...net.retry import backoff
 from ...protocol import commands
@@ -162,9 +162,7 @@ class Member:
         return self.activity is Activity.ACTIVE
 
     def _enter(self, activity: Activity) -> None:
-        before, self.activity = self.activity, activity
-        if activity not in TRANSITIONS[before]:
-            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {activity.name}')
+        self.activity = check_transition(self, self.activity, activity, TRANSITIONS)
 
     # -- what the subscription calls
 
@@ -201,7 +199,6 @@ class Member:
         """The broker has accepted the subscription."""
         if self.group.stranded_after and self._stranded is None:
             self._stranded = StrandedCheck(
-                self._cluster,
                 self._session.registration,
                 self._stream,
                 self.group.name,

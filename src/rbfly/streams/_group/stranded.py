@@ -9,7 +9,6 @@ from time import time
 from weakref import WeakSet
 
 from ...error import RbFlyError, StreamConnectionError
-from ...net.cluster import Cluster
 from ...net.connection import Connection
 from ...net.handshake import broker_version
 from ...net.registration import Registration
@@ -42,14 +41,13 @@ class StrandedCheck:
 
     def __init__(
         self,
-        cluster: Cluster,
         registration: Registration,
         stream: str,
         group: str,
         seconds: float,
         is_standby: Callable[[], bool],
     ) -> None:
-        self._cluster = cluster
+        self._cluster = registration.cluster
         self._registration = registration
         self._stream = stream
         self._group = group
@@ -119,8 +117,8 @@ class StrandedCheck:
             self._away_until = now + away
             # From the second attempt on, all members act at the same multiple of PAUSE, plus up to
             # half of `seconds`.
-            least = PAUSE - min(self._seconds, PAUSE / 2)
-            self._pause_until = now + least + -(time() + least) % PAUSE
+            pause = PAUSE - min(self._seconds, PAUSE / 2)
+            self._pause_until = now + pause + -(time() + pause) % PAUSE
             what = f'{what} after {away:g} s'
         prefix = self._cluster.settings.log_prefix
         logger.warning(

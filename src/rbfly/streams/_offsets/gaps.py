@@ -33,28 +33,28 @@ class GapCheck:
         self._reported = 0  # offset before which every gap was reported
         self._is_end_reported = False
 
-    def wanted(self, start: Start, cursor: MessageCursor) -> int | None:
+    def expected(self, start: Start, cursor: MessageCursor) -> int | None:
         """Return the offset to check; None for none."""
         if self._on_gap == 'ignore':
             return None
         if self._is_filtered and cursor.position is not None:
             return None  # the broker does not report how many chunks it has skipped since
-        return start.wanted(cursor)
+        return start.expected(cursor)
 
-    def check(self, wanted: int | None, first: int | None, end: int | None) -> None:
+    def check(self, expected: int | None, first: int | None, end: int | None) -> None:
         """Report the offsets that are missing, each one once.
 
         :param first: id of the first chunk; -1 for none, None if it is unknown.
         :param end: end of the stream if it is before the offset, else None.
         :raises OffsetGapError: offsets are missing, and `on_gap` is `'raise'`.
         """
-        if self._on_gap == 'ignore' or wanted is None or first is None:
+        if self._on_gap == 'ignore' or expected is None or first is None:
             return
         if end is not None and not self._is_end_reported:
             self._is_end_reported = True
-            error = OffsetGapError(self._stream, wanted, end)
-        elif first > max(wanted, self._reported):
-            error = OffsetGapError(self._stream, max(wanted, self._reported), first)
+            error = OffsetGapError(self._stream, expected, end)
+        elif first > max(expected, self._reported):
+            error = OffsetGapError(self._stream, max(expected, self._reported), first)
             self._reported = first
         else:
             return

@@ -212,7 +212,10 @@ async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
         resolved = (await connection.request(command)).value
     else:
         # The end comes first: a message that is published meanwhile is not skipped.
-        end = await end_of_stream(cluster, stream)
+        _, last = await counting.chunk_ids(connection, stream)
+        end = await end_of_messages(cluster, stream)
+        if last is not None:
+            end = max(end, last + 1)  # a chunk of stored offsets takes up one
         chunk = await counting.chunk_at(cluster, stream, offset)
         resolved = end if chunk is None else chunk.offset
     assert isinstance(resolved, int)
@@ -330,14 +333,6 @@ async def end_of_messages(cluster: Cluster, stream: str) -> int:
     """
     chunk = await counting.chunk_at(cluster, stream, Offset.LAST)
     return 0 if chunk is None else chunk.offset + chunk.records
-
-
-async def end_of_stream(cluster: Cluster, stream: str) -> int:
-    """Return the offset after the last message or stored offset."""
-    connection, _ = await cluster.leader(stream)
-    _, last = await counting.chunk_ids(connection, stream)
-    end = await end_of_messages(cluster, stream)
-    return end if last is None else max(end, last + 1)  # a chunk of stored offsets takes up one
 
 
 def next_offset(stored: int | None) -> int:

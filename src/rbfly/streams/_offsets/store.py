@@ -77,11 +77,6 @@ class OffsetStore:
             return False
         return (self._group, self._stream) == (group, stream)
 
-    @property
-    def in_group(self) -> bool:
-        """True if the subscription is a member of a group."""
-        return self._group is not None
-
     # -- what the program has received
 
     @property

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint64_t
 
-from rbfly.protocol._pending cimport Miss, PendingConfirms
+from rbfly.protocol._pending cimport ConfirmWaiter, Unconfirmed
 
 
-cdef class ConfirmFuture(PendingConfirms):
+cdef class ConfirmFuture(ConfirmWaiter):
     cdef readonly object _loop
     cdef object callback            # wakes the task that awaits this
     cdef object context
@@ -19,11 +19,11 @@ cdef class ConfirmFuture(PendingConfirms):
     cdef int _call_soon(self) except -1
 
 
-cdef class ConfirmGroup(PendingConfirms):
+cdef class ConfirmGroup(ConfirmWaiter):
     cdef object loop
     cdef list waits                 # ConfirmFuture of each task that awaits it
     cdef readonly bint settled
     cdef readonly object error
-    cdef readonly tuple missed
+    cdef readonly tuple unconfirmed
 
-    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1
+    cdef int _add_unconfirmed(self, uint64_t index, Py_ssize_t count, Unconfirmed why) except -1

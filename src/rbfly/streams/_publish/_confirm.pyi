@@ -2,10 +2,10 @@ import asyncio
 from collections.abc import Generator
 from typing import Any, Final, final
 
-from ...protocol._pending import PendingConfirms
+from ...protocol._pending import ConfirmWaiter
 
 @final
-class ConfirmFuture(PendingConfirms):
+class ConfirmFuture(ConfirmWaiter):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def __await__(self) -> Generator[Any]: ...
     def done(self) -> bool: ...
@@ -13,10 +13,10 @@ class ConfirmFuture(PendingConfirms):
     def set_exception(self, error: Exception) -> None: ...
 
 @final
-class ConfirmGroup(PendingConfirms):
+class ConfirmGroup(ConfirmWaiter):
     settled: Final[bool]
     error: Final[Exception | None]
-    missed: Final[tuple[list[int], list[int], list[int]] | None]
+    unconfirmed: Final[tuple[list[int], list[int], list[int]] | None]
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def skip(self) -> None: ...
     def wait(self) -> ConfirmFuture: ...

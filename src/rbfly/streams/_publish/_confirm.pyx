@@ -9,13 +9,13 @@ from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 
 from libc.stdint cimport uint64_t
 
-from rbfly.protocol._pending cimport Miss, PendingConfirms
+from rbfly.protocol._pending cimport ConfirmWaiter, Unconfirmed
 
 from asyncio import CancelledError
 
 
 @cython.final
-cdef class ConfirmFuture(PendingConfirms):
+cdef class ConfirmFuture(ConfirmWaiter):
     """The confirm of a message or a group, awaited by one task.
 
     :param loop: the event loop of the task.
@@ -102,14 +102,14 @@ cdef class ConfirmFuture(PendingConfirms):
 
 
 @cython.final
-cdef class ConfirmGroup(PendingConfirms):
+cdef class ConfirmGroup(ConfirmWaiter):
     """Messages whose confirms are awaited together.
 
     :param loop: event loop of the publisher.
     :ivar settled: all messages are confirmed or refused, or the publisher gave up on them.
     :ivar error: why they are not all confirmed; None if they are.
-    :ivar missed: indexes of the messages that are not confirmed, as three lists of int: refused,
-        never sent, and those that may be stored; None for none.
+    :ivar unconfirmed: indexes of the messages that are not confirmed, as three lists of int:
+        refused, never sent, and those that may be stored; None for none.
     """
 
     def __init__(self, loop):
@@ -126,10 +126,10 @@ cdef class ConfirmGroup(PendingConfirms):
         self.waits.append(wait)
         return wait
 
-    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1:
-        if self.missed is None:
-            self.missed = ([], [], [])
-        (<list> self.missed[why]).extend(range(index, index + count))
+    cdef int _add_unconfirmed(self, uint64_t index, Py_ssize_t count, Unconfirmed why) except -1:
+        if self.unconfirmed is None:
+            self.unconfirmed = ([], [], [])
+        (<list> self.unconfirmed[why]).extend(range(index, index + count))
         return 0
 
     def skip(self):

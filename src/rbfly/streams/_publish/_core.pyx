@@ -11,7 +11,7 @@ from rbfly._cpython cimport (
     rbfly_forks, rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_step, rbfly_watch_forks,
 )
 from rbfly.protocol._frames cimport append_next, is_short
-from rbfly.protocol._pending cimport PendingConfirms
+from rbfly.protocol._pending cimport ConfirmWaiter
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._publish._confirm cimport ConfirmFuture, ConfirmGroup
 
@@ -113,10 +113,9 @@ cdef class PublisherCore:
     :param bounded: `batch` queues no more messages than the window has capacity for.
     :param undeclared: the broker must declare the publisher before it takes messages.
     :ivar session: has `check`, which raises if the publisher takes no messages; `settle`, which
-        passes the outcome to a waiter; `after_settled`, called after a frame of confirms if
-        `watched`; and `closing`, whose `left` a confirm restores.  None before `bind` and after
-        `end`.
-    :ivar watched: the session wants to know of the next frame of confirms.
+        passes the outcome to a waiter; `after_settled`, called after the frame of confirms that
+        follows `watch`; and `closing`, whose `left` a confirm restores.  None before `bind` and
+        after `end`.
     :ivar connection: where to write frames; None while there is none.
     :ivar accepts: the publisher takes messages.
     :ivar undeclared: it has never taken messages: its next publishing id is unknown.
@@ -130,8 +129,8 @@ cdef class PublisherCore:
     cdef readonly object loop
     cdef readonly SemaphoreState capacity
     cdef readonly object session, connection, error
-    cdef public object poll
-    cdef public bint watched
+    cdef readonly object poll
+    cdef bint watched
     cdef readonly bint accepts, undeclared, scheduled
     cdef readonly ConfirmGroup filling
     cdef readonly list flushed
@@ -158,9 +157,14 @@ cdef class PublisherCore:
         self.forks = rbfly_forks
         window.listen(self.on_settled)
 
-    def bind(self, session):
-        """Call a session from now on."""
+    def bind(self, session, poll=None):
+        """Call a session from now on, and keep the event loop awake with `poll`."""
         self.session = session
+        self.poll = poll
+
+    def watch(self):
+        """Call the session's `after_settled` after the next frame of confirms."""
+        self.watched = True
 
     def enter(self, bint accepts, error=None):
         """Take messages from now on, or none because of an error."""
@@ -234,10 +238,9 @@ cdef class PublisherCore:
             self.check_loop()
         if not self.accepts:
             self._check()
-            if self.undeclared:
-                return None
         if (
-            window.in_flight + window.queued >= window.max_unconfirmed
+            self.undeclared
+            or window.in_flight + window.queued >= window.max_unconfirmed
             or capacity.reserved
             or capacity.waiting
             or self.connection is not None and self.connection.paused
@@ -386,7 +389,7 @@ cdef class PublisherCore:
         try:
             for waiter in done:
                 n += 1
-                if (<PendingConfirms> waiter).errors is not None:
+                if (<ConfirmWaiter> waiter).errors is not None:
                     self._settle(waiter)
                 elif type(waiter) is ConfirmFuture:
                     self._confirm(<ConfirmFuture> waiter)
@@ -414,6 +417,7 @@ cdef class PublisherCore:
         if self.session is not None and (
             self.watched or self.window.needs_redeclare or self.session.closing.left is not None
         ):
+            self.watched = False
             self.session.after_settled()
 
     cdef int _confirm(self, ConfirmFuture wait) except -1:
@@ -428,7 +432,7 @@ cdef int fail_not_open() except -1:
     raise PublisherError(NOT_OPEN)
 
 
-cdef class PublisherBase:
+cdef class FastPublisher:
     """Methods of publishers that run for each message."""
 
     cdef public PublisherCore _core

@@ -74,6 +74,10 @@ class BasePublisher:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed."""
         raise NotImplementedError
 
+    def _abort(self, error: Exception) -> None:
+        """Send all queued messages, and close without waiting for confirms."""
+        raise NotImplementedError
+
     async def close(self) -> None:
         """Send all queued messages, and wait until all messages are confirmed."""
         raise NotImplementedError

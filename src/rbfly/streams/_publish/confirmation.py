@@ -15,11 +15,12 @@ from ...error import (
     PublishError,
     PublishErrorInfo,
     RbFlyError,
+    add_text,
     copy_error,
     of_callback,
     wrong_loop,
 )
-from ...protocol._pending import PendingConfirms
+from ...protocol._pending import ConfirmWaiter
 from .. import types
 from ..types import MessageCtx
 from ._core import PublisherCore
@@ -146,7 +147,7 @@ class Failures:
         return [*self._errors.values()]
 
 
-def publish_error(waiter: PendingConfirms, given_up: bool = False) -> PublishError:
+def publish_error(waiter: ConfirmWaiter, given_up: bool = False) -> PublishError:
     """Return the error of a waiter that has messages that the broker refused.
 
     :param given_up: other messages of the waiter were sent, and will not be confirmed.
@@ -190,6 +191,16 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
     """
     if not errors:
         return None
+    late = [error for error in errors if isinstance(error, ConfirmTimeout)]
+    if late and len(errors) > 1:
+        found = copy_error(next((error for error in late if error.outcome == 'unknown'), late[0]))
+        found.unconfirmed = sum(error.unconfirmed for error in late)
+        found.unsent = sum(error.unsent for error in late)
+        found.stream = None if len(late) > 1 else found.stream
+        found.add_note(f'{len(errors)} partitions failed in total')
+        others = summary([error for error in errors if error not in late])
+        found.__cause__ = others or found.__cause__
+        return found
     refused = [error for error in errors if isinstance(error, PublishError)]
     infos = [info for error in refused for info in error.errors]
     total = max(total, len(errors), len(infos))
@@ -218,7 +229,7 @@ def or_refusal(error: ConfirmTimeout, refusal: ProtocolError | None) -> RbFlyErr
     if refusal is None:
         return error
     found = copy_error(refusal)
-    found.args = (f'{refusal}; {error}',)
+    add_text(found, after=f'; {error}')
     found.outcome = error.outcome
     return found
 
@@ -236,7 +247,7 @@ def with_outcome(error: Exception, outcome: Outcome, count: int) -> Exception:
     found = copy_error(error)
     messages = 'the message' if count == 1 else 'messages without a confirm'
     was = {'unknown': '', 'not_sent': 'was ' if count == 1 else 'were '}[outcome]
-    found.args = (f'{error}; {messages} {was}{ENDS[outcome]}', *error.args[1:])
+    add_text(found, after=f'; {messages} {was}{ENDS[outcome]}')
     found.outcome = outcome
     found.retriable = found.retriable and outcome == 'not_sent'
     return found
@@ -246,7 +257,7 @@ def of_message(error: Exception, index: int) -> Exception:
     """Add the number of a `send_many` message to the error that it caused."""
     text = f'message {index} of send_many'
     if isinstance(error, RbFlyError):
-        error.args = (f'{text}: {error}', *error.args[1:])
+        add_text(error, before=f'{text}: ')
     else:
         with suppress(AttributeError):
             error.add_note(text)

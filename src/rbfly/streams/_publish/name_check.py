@@ -18,7 +18,7 @@ from ._core import PublisherCore
 INTERVAL = 10.0  # seconds between two queries while the publisher publishes
 
 
-class SequenceCheck:
+class NameCheck:
     """Queries the highest publishing id of a publisher's name, without making the publisher wait.
 
     There is a timer only while the publisher publishes: the first confirm after an idle time
@@ -77,11 +77,6 @@ class SequenceCheck:
         )
         self._registration.fail(copy_error(self.error))
 
-    def check(self) -> None:
-        """Raise the error, if another publisher uses the name."""
-        if self.error is not None:
-            raise copy_error(self.error)
-
     def start(self, core: PublisherCore) -> None:
         """Start the timer, because the broker has confirmed a message."""
         if self._timer is None:
@@ -90,7 +85,7 @@ class SequenceCheck:
     def _tick(self, core: PublisherCore) -> None:
         self._timer = None
         if core.window.last_sent == self._sent:
-            core.watched = True  # the next confirm starts the timer
+            core.watch()  # the next confirm starts the timer
             return
         if self._answer is None or self._answer.done():
             self.ask(core)

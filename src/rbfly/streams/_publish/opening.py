@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Generator, MutableMapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ...checks import check_type
 from ...error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError, about
@@ -14,17 +14,16 @@ from ...protocol.compression import Compression
 from .._arguments import check_publisher
 from .._misuse import AsyncWith
 from ..types import BloomFilterExtract, PublisherInfo
+from .base import BasePublisher
 from .publisher import Publisher
 from .session import PublisherSession
 
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
 
-    P = typing_extensions.TypeVar('P', bound=Publisher, default=Publisher)
+    P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
 else:
     P = TypeVar('P')
-
-T = TypeVar('T', bound='Closing')
 
 FIRST = 'await client.publisher(...) first, or use `async with`'
 
@@ -56,15 +55,7 @@ def publisher_info(
     return check_publisher(info)
 
 
-class Closing(Protocol):
-    """What the opening of a publisher asks of it."""
-
-    async def close(self) -> None: ...
-
-    def _abort(self, error: Exception) -> None: ...
-
-
-class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
+class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any, Any, P]):
     """The result of `client.publisher(...)`: await it, use it in `async with`, or start a task.
 
     :param client: kept alive by the publisher.
@@ -89,11 +80,11 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
         self.wait = wait
         self.cls: type[Any] = Publisher if cls is None else cls
         self._sessions: list[PublisherSession] = []
-        self._publisher: T | None = None  # in `async with`
+        self._publisher: P | None = None  # in `async with`
         self._held = False
-        self._running: Coroutine[Any, Any, T] | None = None  # in a task
+        self._running: Coroutine[Any, Any, P] | None = None  # in a task
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, P]:
         return self._enter(hold=False).__await__()
 
     if not TYPE_CHECKING:
@@ -114,19 +105,26 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
     def close(self) -> None:
         self._coroutine().close()
 
-    def _coroutine(self) -> Coroutine[Any, Any, T]:
+    def _coroutine(self) -> Coroutine[Any, Any, P]:
         if self._running is None:
             self._running = self._enter(hold=False)
         return self._running
 
-    def __aenter__(self) -> Coroutine[Any, Any, T]:
+    def __aenter__(self) -> Coroutine[Any, Any, P]:
         return self._enter(hold=True)
 
-    async def _open(self, sessions: list[PublisherSession]) -> T:
+    async def _open(self, sessions: list[PublisherSession]) -> P:
         """Open a publisher; add its sessions to the list."""
-        raise NotImplementedError
+        session = self._new_session(self.info.stream, sessions)
+        if self.wait:
+            await session.registration.open()
+        else:
+            session.registration.patient = True
+            session.registration.ensure_open()
+        publisher: P = self.cls(session, self.client)
+        return publisher
 
-    async def _enter(self, *, hold: bool) -> T:
+    async def _enter(self, *, hold: bool) -> P:
         """Open a publisher.
 
         :param hold: keep it for `__aexit__`.
@@ -180,17 +178,3 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
                 publisher._abort(PublisherError(f'{publisher!r} was closed because of {error!r}'))
         finally:
             call_each([session.registration.close for session in sessions])
-
-
-class OpenPublisher(Opener[P]):
-    """Opens a publisher of one stream."""
-
-    async def _open(self, sessions: list[PublisherSession]) -> P:
-        session = self._new_session(self.info.stream, sessions)
-        if self.wait:
-            await session.registration.open()
-        else:
-            session.registration.patient = True
-            session.registration.ensure_open()
-        publisher: P = self.cls(session, self.client)
-        return publisher

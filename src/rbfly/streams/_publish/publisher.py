@@ -24,7 +24,7 @@ from .. import types
 from .._waiting import NOW, end_of, in_time
 from ..types import MessageCtx, PublisherInfo
 from ._confirm import ConfirmFuture, ConfirmGroup
-from ._core import PublisherBase, PublisherCore
+from ._core import FastPublisher, PublisherCore
 from .base import BasePublisher
 from .confirmation import Confirmation, Failures, summary
 from .semaphore import WindowSemaphore
@@ -32,7 +32,7 @@ from .send_many import SendManyCall
 from .session import PublisherSession
 
 
-class Publisher(PublisherBase, BasePublisher):
+class Publisher(FastPublisher, BasePublisher):
     """Sends messages to a stream; safe to use from many tasks at once.
 
     `send`, `submit` and `send_many` send messages at once; `batch` queues them for `flush`.
@@ -214,8 +214,12 @@ class Publisher(PublisherBase, BasePublisher):
         except asyncio.CancelledError:
             self._session.give_up(wait)
             raise
-        session = self._session
-        raise session.confirm_timeout(timeout, session.give_up(wait))
+        if self._session.give_up(wait):
+            text = f'it could not send the message within {timeout} s, and withdrew it'
+            raise self._session.late(text, sent=False)
+        raise self._session.late(
+            f'the broker did not confirm the message within {timeout} s; it may still be stored'
+        )
 
     async def _wait_and_put(
         self, message: types.AMQPBody | MessageCtx, timeout: float | None, until: float | None
@@ -356,11 +360,8 @@ class Publisher(PublisherBase, BasePublisher):
                 for late in batches:
                     late.reported = True  # for `close`
                 raise session.late(
-                    session.timed_out(
-                        ConfirmTimeout,
-                        f'the broker did not confirm all messages within {timeout} s;'
-                        ' the others may still be stored',
-                    )
+                    f'the broker did not confirm all messages within {timeout} s;'
+                    ' the others may still be stored'
                 )
         return batches
 

@@ -107,8 +107,8 @@ class SendManyCall:
         unknown = self._unknown()
         refused = set(self._skipped)
         for group in self._groups.values():
-            if group.missed is not None:
-                refused.update(group.missed[0], group.missed[1])
+            if group.unconfirmed is not None:
+                refused.update(group.unconfirmed[0], group.unconfirmed[1])
             group.reported = True
         progress.taken = self._taken
         progress.refused = sorted(refused.difference(unknown))
@@ -119,8 +119,8 @@ class SendManyCall:
         """Return the indexes of the messages that may be stored."""
         unknown = set(self._partial)
         for session, group in self._groups.items():
-            if group.missed is not None:
-                unknown.update(group.missed[2])
+            if group.unconfirmed is not None:
+                unknown.update(group.unconfirmed[2])
             if group.remaining:
                 unknown.update(session.core.window.unsettled_of(group))
         return unknown
@@ -200,7 +200,7 @@ class SendManyCall:
         failure = self._timed_out(text)
         failure.__cause__ = error or failure.__cause__
         failure.retriable = not progress.taken
-        return self._session.late(failure)
+        return self._session.or_refusal(failure)
 
     # -- sending
 
@@ -249,7 +249,7 @@ class SendManyCall:
         """
         session, core = self._session, self._core
         stop = self._stop = session.receiving[self._group] = asyncio.timeout(None)
-        core.watched = True
+        core.watch()
         try:
             async with stop:
                 while True:
@@ -311,7 +311,7 @@ class SendManyCall:
         self._session.check()
 
     def _timed_out(self, text: str) -> ConfirmTimeout:
-        return self._session.timed_out(ConfirmTimeout, text)
+        return self._session.timed_out(text)
 
     async def _begin(self, messages: Messages) -> None:
         """Raise ValueError unless the explicit publishing ids of a list or tuple ascend."""
@@ -381,5 +381,5 @@ class SendManyCall:
 
     def _failed(self) -> int | None:
         """Count the message that raised an error; None if the iterator raised it."""
-        last, missed = self._group.count - 1, self._group.missed
-        return last if missed is not None and missed[1][-1:] == [last] else None
+        last, unconfirmed = self._group.count - 1, self._group.unconfirmed
+        return last if unconfirmed is not None and unconfirmed[1][-1:] == [last] else None

@@ -40,11 +40,10 @@ from .._waiting import NOW, WaitingTasks
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._core import PublisherCore
 from .confirmation import Confirmation, or_refusal, publish_error, set_attribute, with_outcome
-from .name_check import SequenceCheck
+from .name_check import NameCheck
 from .semaphore import WindowSemaphore
 
 E = TypeVar('E', bound=Exception)
-C = TypeVar('C', bound=ConfirmTimeout)
 
 ID_MAX = 2**64 - 1
 
@@ -60,29 +59,14 @@ class PublisherState(Enum):
     CLOSED = 'closed'
 
 
-TRANSITIONS: Mapping[PublisherState, Sequence[PublisherState]] = {
-    PublisherState.CONNECTING: [
-        PublisherState.OPEN,
-        PublisherState.FAILED,
-        PublisherState.CLOSING,
-        PublisherState.CLOSED,
-    ],
-    PublisherState.OPEN: [
-        PublisherState.FAILED,
-        PublisherState.LOCKED_OUT,
-        PublisherState.CLOSING,
-        PublisherState.CLOSED,
-    ],
-    PublisherState.FAILED: [
-        PublisherState.CONNECTING,
-        PublisherState.OPEN,
-        PublisherState.LOCKED_OUT,
-        PublisherState.CLOSING,
-        PublisherState.CLOSED,
-    ],
-    PublisherState.LOCKED_OUT: [PublisherState.CLOSING, PublisherState.CLOSED],
-    PublisherState.CLOSING: [PublisherState.CLOSED],
-    PublisherState.CLOSED: [],
+S = PublisherState
+TRANSITIONS: Mapping[S, Sequence[S]] = {
+    S.CONNECTING: [S.OPEN, S.FAILED, S.CLOSING, S.CLOSED],
+    S.OPEN: [S.FAILED, S.LOCKED_OUT, S.CLOSING, S.CLOSED],
+    S.FAILED: [S.CONNECTING, S.OPEN, S.LOCKED_OUT, S.CLOSING, S.CLOSED],
+    S.LOCKED_OUT: [S.CLOSING, S.CLOSED],
+    S.CLOSING: [S.CLOSED],
+    S.CLOSED: [],
 }
 ENDED = (PublisherState.CLOSING, PublisherState.CLOSED)
 
@@ -97,7 +81,7 @@ class PublisherSession(Owner):
         that ends the wait.
     :ivar closing: the client's time for closing.
     :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
-    :ivar sequence: detects another publisher of the same name; None without a name.
+    :ivar name_check: detects another publisher of the same name; None without a name.
     :ivar limit: most messages in flight that the program allows.
     :ivar abandoned: the program has dropped its last reference to the publisher.
     :ivar full: `batch` has refused a message: the next `flush` waits until there is capacity.
@@ -116,8 +100,8 @@ class PublisherSession(Owner):
         self.registration: Registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = [core.capacity]
-        self.sequence: SequenceCheck | None = (
-            SequenceCheck(self.registration, stream, name) if name else None
+        self.name_check: NameCheck | None = (
+            NameCheck(self.registration, stream, name) if name else None
         )
         self.closing: CloseTimeout = cluster.closing
         self._cluster = cluster
@@ -128,9 +112,8 @@ class PublisherSession(Owner):
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
         self._reported = False  # a call has raised PublisherNameInUse
-        if cluster.busy_poll:
-            core.poll = BusyPoll(core.loop, cluster.busy_poll)
-        core.bind(self)
+        busy_poll = cluster.busy_poll
+        core.bind(self, BusyPoll(core.loop, busy_poll) if busy_poll else None)
 
     def __repr__(self) -> str:
         name = f' {self.name!r}' if self.name else ''
@@ -161,12 +144,12 @@ class PublisherSession(Owner):
         return commands.DeclarePublisher(id, self.name, self.stream)
 
     async def complete(self, connection: Connection) -> None:
-        if self.sequence is None:
+        if self.name_check is None:
             return
         if self.registration.declared:
-            self.sequence.ask(self.core)
+            self.name_check.ask(self.core)
             return
-        last_id = await self.sequence.open(connection)
+        last_id = await self.name_check.open(connection)
         if last_id == ID_MAX:
             raise PublisherError(
                 f'publisher {self.name!r} on stream {self.stream!r} has already used the'
@@ -176,8 +159,8 @@ class PublisherSession(Owner):
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_publisher(id, None)
-        if self.sequence is not None:
-            self.sequence.stop()
+        if self.name_check is not None:
+            self.name_check.stop()
         self.core.suspend()
         return commands.DeletePublisher(id)
 
@@ -205,7 +188,7 @@ class PublisherSession(Owner):
         if self.state in (*ENDED, PublisherState.LOCKED_OUT):
             self.core.enter(False, error)
         else:
-            in_use = self.sequence is not None and self.sequence.error is not None
+            in_use = self.name_check is not None and self.name_check.error is not None
             self._enter(PublisherState.LOCKED_OUT if in_use else PublisherState.FAILED, error)
         self._give_up(error)
 
@@ -232,9 +215,9 @@ class PublisherSession(Owner):
             return
         if self.state in ENDED:
             raise self.name_stream(PublisherError(f'{self!r} is closed'))
-        if self.sequence is not None and self.sequence.error is not None:  # it is locked out
+        if self.name_check is not None and self.name_check.error is not None:  # it is locked out
             self._reported = True
-            raise self.name_stream(copy_error(self.sequence.error))
+            raise self.name_stream(copy_error(self.name_check.error))
         try:
             if self._cluster.generation != self._generation:
                 raise disconnected()
@@ -288,8 +271,20 @@ class PublisherSession(Owner):
         """Why the broker refuses the client, if there is no connection."""
         return None if self.registration.is_open else self._cluster.refusal.error
 
-    def late(self, error: ConfirmTimeout) -> RbFlyError:
-        """Return the error of a call whose time is up; without a connection, why it is refused."""
+    def late(
+        self, text: str, kind: type[ConfirmTimeout] = ConfirmTimeout, sent: bool = True
+    ) -> RbFlyError:
+        """Return the error of a call whose time is up; without a connection, why it is refused.
+
+        :param sent: messages of the call may have been sent.
+        """
+        error = self.timed_out(text, kind)
+        if not sent:
+            error.outcome, error.retriable = 'not_sent', True
+        return self.or_refusal(error)
+
+    def or_refusal(self, error: ConfirmTimeout) -> RbFlyError:
+        """Return an error, or without a connection why the client is refused, if it is."""
         return self.name_stream(or_refusal(error, self._refusal))
 
     def batch_full(self, error: Exception | None = None) -> Exception:
@@ -304,35 +299,14 @@ class PublisherSession(Owner):
             return self.name_stream(error)
         limit = self.core.window.max_unconfirmed
         text = f'max_unconfirmed ({limit}) messages are queued or in flight'
-        return self.late(
-            self.timed_out(WindowTimeout, f'{text}; the message was not queued: await flush()')
-        )
+        return self.late(f'{text}; the message was not queued: await flush()', WindowTimeout)
 
     def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
-        problem = (
-            'it was not declared within'
-            if self.undeclared
-            else 'the window of unconfirmed messages was full for'
-        )
-        text = f'{problem} {timeout} s; the message was not sent'
-        return self.late(self.timed_out(WindowTimeout, text))
-
-    def confirm_timeout(self, timeout: float | None, withdrawn: bool) -> RbFlyError:
-        """Return the error of a `send` that timed out after it put its message into the window."""
-        if withdrawn:
-            error = self.timed_out(
-                ConfirmTimeout, f'it could not send the message within {timeout} s, and withdrew it'
-            )
-            error.outcome, error.retriable = 'not_sent', True
-            return self.late(error)
-        return self.late(
-            self.timed_out(
-                ConfirmTimeout,
-                f'the broker did not confirm the message within {timeout} s;'
-                ' it may still be stored',
-            )
-        )
+        problem = 'the window of unconfirmed messages was full for'
+        if self.undeclared:
+            problem = 'it was not declared within'
+        return self.late(f'{problem} {timeout} s; the message was not sent', WindowTimeout)
 
     def no_time(self, *, queued: bool = False) -> RbFlyError:
         """Return the error of a call with a timeout of 0 that needs a confirm.
@@ -342,14 +316,15 @@ class PublisherSession(Owner):
         text = 'a timeout of 0 does not wait for confirms; nothing was sent'
         if queued:
             text += '; messages that are queued or in flight may still be stored'
-        error = self.timed_out(ConfirmTimeout, text)
-        if not queued:
-            error.outcome, error.retriable = 'not_sent', True
-        return self.late(error)
+        return self.late(text, sent=queued)
 
     def timed_out(
-        self, kind: type[C], text: str, stream: str = '', cause: RbFlyError | None = None
-    ) -> C:
+        self,
+        text: str,
+        kind: type[ConfirmTimeout] = ConfirmTimeout,
+        stream: str = '',
+        cause: RbFlyError | None = None,
+    ) -> ConfirmTimeout:
         """Return the error of a call that timed out; it says why there is no connection, if so.
 
         :param stream: name of the super stream.
@@ -416,8 +391,8 @@ class PublisherSession(Owner):
     def after_settled(self) -> None:
         """The broker confirmed or refused messages, and the core is watched."""
         core = self.core
-        if self.sequence is not None:
-            self.sequence.start(core)
+        if self.name_check is not None:
+            self.name_check.start(core)
         if self.receiving:
             self._end_refused()
         if core.window.needs_redeclare:
@@ -426,7 +401,8 @@ class PublisherSession(Owner):
             self.registration.end_outage()
         if self._on_progress is not None:
             self._note_settled(self._on_progress)
-        core.watched = self.state in ENDED or bool(self.receiving)
+        if self.state in ENDED or self.receiving:
+            core.watch()
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
@@ -510,8 +486,8 @@ class PublisherSession(Owner):
                     while core.window.awaited and core.error is None:
                         await self._idle.wait()
             # A publisher that has sent nothing has lost nothing.
-            if self.sequence is not None and core.window.last_sent:
-                self.sequence.ask(core)
+            if self.name_check is not None and core.window.last_sent:
+                self.name_check.ask(core)
             self._give_up(*errors)
             await self._cluster.idle_closing.wait(registration.reset())
         except (TimeoutError, StreamConnectionError):
@@ -522,13 +498,12 @@ class PublisherSession(Owner):
             self.end(*errors)
         if sent or unsent:  # not in the handler: the TimeoutError refers to the task
             raise self._gave_up(sent, unsent, cause)
-        if self.sequence is not None and self.sequence.error is not None and not self._reported:
-            raise self.name_stream(copy_error(self.sequence.error))
+        if self.name_check is not None and self.name_check.error is not None and not self._reported:
+            raise self.name_stream(copy_error(self.name_check.error))
 
     def _gave_up(self, unconfirmed: int, unsent: int, cause: RbFlyError | None) -> ConfirmTimeout:
         """Return the error of a close that made no progress."""
         error = self.timed_out(
-            ConfirmTimeout,
             f'gave up closing for lack of progress (close_timeout is {self.closing.timeout} s);'
             f' messages sent but not confirmed, which may be stored: {unconfirmed};'
             f' never sent: {unsent}',
@@ -571,7 +546,7 @@ class PublisherSession(Owner):
     def _begin_close(self) -> None:
         self.registration.begin_close()
         self._enter(PublisherState.CLOSING, self.core.error)
-        self.core.watched = True
+        self.core.watch()
 
     def end(self, *errors: Exception) -> None:
         """Give up if there are errors, end the registration and drop references.
@@ -585,8 +560,8 @@ class PublisherSession(Owner):
             if errors:
                 self._give_up(*errors)
         finally:
-            if self.sequence is not None:
-                self.sequence.end(self.core)
+            if self.name_check is not None:
+                self.name_check.end(self.core)
             if self.state is not PublisherState.CLOSED:
                 closed = self.name_stream(PublisherError(f'{self!r} is closed'))
                 self._enter(PublisherState.CLOSED, closed)

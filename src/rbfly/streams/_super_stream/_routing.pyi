@@ -25,33 +25,33 @@ class KeyRoute:
     def __init__(self, key: Callable[[Any], str]) -> None: ...
 
 @final
-class Partition:
+class PublishTarget:
     index: Final[int]
     publisher: Final[Any]
     session: Final[PublisherSession]
     core: Final[PublisherCore]
     def __init__(self, index: int, publisher: object) -> None: ...
 
-_Found = Partition | tuple[Partition, ...]
+_Found = PublishTarget | tuple[PublishTarget, ...]
 
 @final
 class Router:
     route: Final[Any]
     key: Final[Callable[[Any], str] | None]
     names: Final[tuple[str, ...]]
-    partitions: Final[dict[str, Partition]]
+    partitions: Final[dict[str, PublishTarget]]
     cache: Final[dict[str, _Found]]
     holds: bool
     def __init__(
         self,
         route: object,
         names: tuple[str, ...],
-        partitions: dict[str, Partition],
+        partitions: dict[str, PublishTarget],
     ) -> None: ...
     def find(self, message: _Message) -> _Found | str: ...
     def targets(self, found: object, key: str | None = None) -> _Found: ...
 
-class RoutedBase:
+class FastRoutedPublisher:
     _router: Router
     def batch(self, message: _Message) -> None: ...
     def _begin(
@@ -68,7 +68,7 @@ class RoutedMessages:
     partial: Final[list[int]]
     def __init__(self, router: Router, loop: asyncio.AbstractEventLoop) -> None: ...
     def fill(self, iterator: Iterator[_Message], turn: Turn) -> bool: ...
-    def put(self, partition: Partition) -> None: ...
+    def put(self, partition: PublishTarget) -> None: ...
     def take(self, message: _Message) -> None: ...
     def find(self) -> None: ...
     def finish(self) -> None: ...

@@ -106,7 +106,7 @@ cdef class KeyRoute:
 
 
 @cython.final
-cdef class Partition:
+cdef class PublishTarget:
     """One partition of a publisher: its own publisher.
 
     :param index: number of the partition.
@@ -153,14 +153,14 @@ cdef class Router:
 
     :param route: HashRoute, KeyRoute, or a function of a message and the names of the partitions.
     :param names: names of the partitions in order; a partition may occur several times.
-    :param partitions: Partition by name.
+    :param partitions: PublishTarget by name.
     :ivar cache: targets by key, for a KeyRoute.
     """
 
     cdef readonly object route, key
     cdef readonly tuple names
     cdef readonly dict partitions, cache
-    cdef list slots         # Partition of each name
+    cdef list slots         # PublishTarget of each name
     cdef uint32_t count     # of slots
     cdef bint hashed, asked
     cdef Ids ids
@@ -178,16 +178,16 @@ cdef class Router:
         self.cache = {}
 
     cdef object _find(self, object message):
-        # A Partition, or a tuple of them; the key (str) if the broker must be asked.
+        # A PublishTarget, or a tuple of them; the key (str) if the broker must be asked.
         if self.ids != kind_of(message):
             self._change_ids(message)
         if self.hashed:
-            return <Partition> self.slots[hash_of(call_key(self, message)) % self.count]
+            return <PublishTarget> self.slots[hash_of(call_key(self, message)) % self.count]
         if self.asked:
             key = call_key(self, message)
             hash_of(key)            # check it
             found = self.cache.get(key)
-            if type(found) is Partition and (<Partition> found).core.error is None:
+            if type(found) is PublishTarget and (<PublishTarget> found).core.error is None:
                 return found
             if type(found) is tuple and not any([item.core.error for item in found]):
                 return found
@@ -204,7 +204,7 @@ cdef class Router:
     cdef int _change_ids(self, object message) except -1:
         # Automatic ids continue the sequence of a partition, explicit ids that of the program: an
         # automatic one could hide a later explicit one from the broker.
-        cdef Partition item
+        cdef PublishTarget item
         for item in self.partitions.values():
             if self.ids != ANY and (self.holds or item.window.has_last):
                 this, others = 'an automatic', 'explicit'
@@ -218,11 +218,11 @@ cdef class Router:
         return 0
 
     def find(self, message):
-        """Return the Partition of a message, or a tuple of several; a key to ask the broker for."""
+        """Return a PublishTarget, or a tuple of several; a key (str) to ask the broker for."""
         return self._find(message)
 
     def targets(self, found, key=None):
-        """Return the Partition with a name, or a tuple for a sequence of names.
+        """Return the PublishTarget with a name, or a tuple for a sequence of names.
 
         :raises NoRouteError: the sequence is empty.
         :raises ArgumentError: there is no such partition.
@@ -266,7 +266,7 @@ cdef inline Ids kind_of(object message):
     return EXPLICIT if has_id(message) else AUTOMATIC
 
 
-cdef class RoutedBase:
+cdef class FastRoutedPublisher:
     """Methods of publishers over partitions that run for each message."""
 
     cdef public Router _router
@@ -290,8 +290,8 @@ cdef class RoutedBase:
         if self._router is None:
             raise PublisherError(NOT_OPEN)
         found = self._router._find(message)
-        if type(found) is Partition and not self._router.holds:
-            (<Partition> found).publisher.batch(message)
+        if type(found) is PublishTarget and not self._router.holds:
+            (<PublishTarget> found).publisher.batch(message)
         else:
             self._batch(found, message)
 
@@ -306,19 +306,19 @@ cdef class RoutedBase:
         if router is None:          # only `__new__` was called
             raise PublisherError(NOT_OPEN)
         found = router._find(message)
-        if type(found) is not Partition or router.holds:
+        if type(found) is not PublishTarget or router.holds:
             return self._send(found, message, timeout)
         if timeout is None and not has_id(message):
-            wait = (<Partition> found).publisher._begin(message)
+            wait = (<PublishTarget> found).publisher._begin(message)
             if wait is not None:
                 return wait
-        return (<Partition> found).publisher.send(message, timeout)
+        return (<PublishTarget> found).publisher.send(message, timeout)
 
 
 @cython.final
 cdef class Share:
     # The part of one call of `send_many` that goes to one partition.
-    cdef Partition partition
+    cdef PublishTarget partition
     cdef ConfirmGroup group
     cdef Py_ssize_t left    # free places of the window; 0 before the partition is asked
     cdef bint queued        # messages were queued in the window since the last `write`
@@ -376,11 +376,11 @@ cdef class RoutedMessages:
             self.message = message
             self.in_hand = True
             self.target = target = router._find(message)
-            if type(target) is not Partition:
+            if type(target) is not PublishTarget:
                 return True
-            share = <Share> self.shares[(<Partition> target).index]
+            share = <Share> self.shares[(<PublishTarget> target).index]
             if share is None:
-                share = self._share(<Partition> target)
+                share = self._share(<PublishTarget> target)
             if share.left <= 0 and not self._refresh(share):
                 return True
             bytes_before = share.partition.window.bytes_encoded
@@ -405,7 +405,7 @@ cdef class RoutedMessages:
             share.left = 0          # write whole frames before the window is filled further
         return 0
 
-    cdef Share _share(self, Partition partition):
+    cdef Share _share(self, PublishTarget partition):
         cdef Share share = Share.__new__(Share)
         share.partition = partition
         share.group = ConfirmGroup(self.loop)
@@ -427,7 +427,7 @@ cdef class RoutedMessages:
         share.left = free
         return free > 0
 
-    def put(self, Partition partition not None):
+    def put(self, PublishTarget partition not None):
         """Put the message in hand into the window of one of its partitions, which has capacity."""
         cdef Share share = <Share> self.shares[partition.index]
         if share is None:

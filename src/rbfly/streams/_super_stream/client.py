@@ -26,7 +26,7 @@ from .._offsets.tracking import OffsetTracking
 from .._publish.opening import publisher_info
 from .._repeating import repeated
 from ..types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap
-from .opening import OpenSuperStream
+from .opening import SuperStreamPublisherContext
 from .routing import Route, check_route
 from .session import MergedSession
 from .subscription import SuperStreamSubscription
@@ -290,7 +290,7 @@ class SuperStream:
         sub_entry_size: int | None = None,
         compression: Compression | str | None = None,
         wait: bool = True,
-    ) -> OpenSuperStream:
+    ) -> SuperStreamPublisherContext:
         """Open a publisher of the super stream: `await` the result, or use it in `async with`.
 
         :param route: chooses the partitions of each message: :func:`by_hash`, :func:`by_key`, or a
@@ -318,7 +318,7 @@ class SuperStream:
             wait,
         )
         check_route(route)
-        return OpenSuperStream(
+        return SuperStreamPublisherContext(
             client, self._cluster, client._names, info, wait, route, client._windows
         )
 

@@ -13,14 +13,14 @@ from ...net.observer import Life, Observer, State
 from ...net.waiting import fail, outcome
 from .._admin.partitions import AT_ONCE, PACE, query_partitions
 from .._publish.confirmation import set_attribute
-from .._publish.opening import Opener
+from .._publish.opening import PublisherContext
 from .._publish.publisher import Publisher
 from .._publish.session import PublisherSession
 from .publisher import SuperStreamPublisher, retried, share_windows
 from .routing import Route
 
 
-class OpenSuperStream(Opener[SuperStreamPublisher]):
+class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
     """Opens a publisher of a super stream.
 
     :param route: chooses the partitions of a message.
@@ -40,7 +40,7 @@ class OpenSuperStream(Opener[SuperStreamPublisher]):
         names = await retried(self.cluster, query, None if self.wait else inf)
         for name in dict.fromkeys(names):
             self._new_session(name, sessions)
-        declared = Declared(sessions)
+        declared = PartitionsReady(sessions)
         self.cluster.observers.add(declared)
         try:
             for count, session in enumerate(sessions, 1):
@@ -60,7 +60,7 @@ class OpenSuperStream(Opener[SuperStreamPublisher]):
         return SuperStreamPublisher(self.cluster, info, self.route, names, publishers, self.windows)
 
 
-class Declared(Observer):
+class PartitionsReady(Observer):
     """Waits until partitions are declared.
 
     A partition that is not available does not delay the others: when its first try has failed, one

@@ -24,7 +24,7 @@ from ...error import (
     RbFlyError,
     SendProgress,
     WindowTimeout,
-    copy_error,
+    add_text,
 )
 from ...net.cluster import Cluster
 from ...net.observer import call_each
@@ -45,7 +45,7 @@ from .._publish.publisher import Publisher
 from .._publish.session import PublisherSession
 from .._waiting import NOW, end_of, in_time
 from ..types import AMQPBody, MessageCtx, PublisherInfo
-from ._routing import Partition, RoutedBase, Router
+from ._routing import FastRoutedPublisher, PublishTarget, Router
 from .routing import Route
 from .send_many import RoutedCall
 
@@ -60,12 +60,12 @@ NO_ROUTE_KEYS = 1000
 
 T = TypeVar('T')
 Message = AMQPBody | MessageCtx
-Targets = Sequence[Partition]
-Found = Partition | tuple[Partition, ...] | str
+Targets = Sequence[PublishTarget]
+Found = PublishTarget | tuple[PublishTarget, ...] | str
 # Confirms of the partitions that have taken a message, by its explicit publishing id and its
 # partitions, if not all of them have taken and confirmed it.
 PartsKey = tuple[Any, ...]
-Parts = dict[PartsKey, dict[Partition, Confirmation]]
+Parts = dict[PartsKey, dict[PublishTarget, Confirmation]]
 
 
 async def retried(
@@ -90,7 +90,7 @@ def share_windows(sessions: MutableSet[PublisherSession]) -> int:
     return limit
 
 
-class SuperStreamPublisher(RoutedBase, BasePublisher):
+class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
     """Sends messages to the partitions of a super stream; safe to use from many tasks at once.
 
     It has the methods of :class:`Publisher`.  A partition that is not available delays only its own
@@ -117,7 +117,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         self.partitions = names
         for item in publishers[1:]:
             item._core.wake_with(publishers[0]._core)
-        parts = [Partition(i, item) for i, item in enumerate(publishers)]
+        parts = [PublishTarget(i, item) for i, item in enumerate(publishers)]
         by_name = {item.publisher.stream: item for item in parts}
         self._router = Router(route, names, by_name)
         self._publishers = publishers
@@ -179,7 +179,8 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         errors += [error for item in self._publishers if (error := item._end_error())]
         errors += self._held_errors + self._failures.errors()
         self._held_errors, self._failures = [], Failures()
-        raise_summary(errors)
+        if error := summary(errors):
+            raise error
 
     async def _close_each(self) -> list[Exception]:
         """Close all partitions; return unexpected errors, and leave those of messages there."""
@@ -231,7 +232,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         """Return the error of a call that has waited for the confirms of partitions."""
         problems = [item for item in waited if item.registration.problem is not None]
         session = [*problems, *waited, self._publishers[0]._session][0]
-        error: ConfirmTimeout = session.timed_out(ConfirmTimeout, text, self.stream)
+        error = session.timed_out(text, stream=self.stream)
         error.stream = session.stream if problems else None
         return error
 
@@ -292,12 +293,10 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         finally:
             del limit  # it refers to the task
         # not in the handler: the TimeoutError refers to the task
-        late = kind(
-            f'the broker did not report the partitions of {what} within {timeout} s; {end}'
-        )
+        late = kind(f'the broker did not report the partitions of {what} within {timeout} s; {end}')
         raise self._or_refusal(late)
 
-    async def _ask(self, key: str) -> Partition | tuple[Partition, ...]:
+    async def _ask(self, key: str) -> PublishTarget | tuple[PublishTarget, ...]:
         """Return the partitions of a key; ask the broker, and cache the answer.
 
         If the key has no partition, do not ask again for `NO_ROUTE` seconds.
@@ -411,7 +410,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         until: float | None,
         *,
         can_withdraw: bool = False,
-    ) -> dict[Partition, Confirmation]:
+    ) -> dict[PublishTarget, Confirmation]:
         """Put a message into the window of each of its partitions.
 
         If an earlier call did so for some of them, put it into those of the others.
@@ -441,7 +440,7 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         return parts
 
     def _join(
-        self, targets: Targets, message: Message, parts: dict[Partition, Confirmation]
+        self, targets: Targets, message: Message, parts: dict[PublishTarget, Confirmation]
     ) -> JoinedConfirmation:
         """Return a future of the confirms of a message's partitions."""
         joined = JoinedConfirmation([*parts.values()], self._failures)
@@ -602,17 +601,17 @@ class SuperStreamPublisher(RoutedBase, BasePublisher):
         sent = [
             (item, got) for item, got in zip(busy, results, strict=True) if isinstance(got, list)
         ]
-        if any(isinstance(error, ConfirmTimeout) for error in errors):
-            # the next flush also raises the errors of other partitions
-            known = [batch.error for _, got in sent for batch in got if batch.error is not None]
-            raise_summary(errors + known)
-        errors += [error for item, got in sent if (error := item._batch_error(got))]
-        errors += self._held_errors
-        self._held_errors = []
-        raise_summary(errors)
+        if errors:  # the next flush raises those of the other partitions again
+            errors += [batch.error for _, got in sent for batch in got if batch.error is not None]
+        else:
+            errors += [error for item, got in sent if (error := item._batch_error(got))]
+            errors += self._held_errors
+            self._held_errors = []
+        if error := summary(errors):
+            raise error
 
 
-def as_targets(found: Partition | tuple[Partition, ...]) -> tuple[Partition, ...]:
+def as_targets(found: PublishTarget | tuple[PublishTarget, ...]) -> tuple[PublishTarget, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -636,7 +635,7 @@ def key_of(targets: Targets, message: Message) -> PartsKey | None:
     return None
 
 
-def keep_parts(kept: Parts, id: PartsKey | None, parts: dict[Partition, Confirmation]) -> None:
+def keep_parts(kept: Parts, id: PartsKey | None, parts: dict[PublishTarget, Confirmation]) -> None:
     """Keep the confirms of a message, so that a later call can complete it."""
     taken = {item: part for item, part in parts.items() if part.failure is None}
     if id is None or not taken:
@@ -646,7 +645,7 @@ def keep_parts(kept: Parts, id: PartsKey | None, parts: dict[Partition, Confirma
         del kept[next(iter(kept))]
 
 
-def give_up(parts: dict[Partition, Confirmation]) -> None:
+def give_up(parts: dict[PublishTarget, Confirmation]) -> None:
     """Give up a message, and remove the partitions that have withdrawn it."""
     for item, part in [*parts.items()]:
         if not part.done() and item.session.give_up(part):
@@ -654,19 +653,18 @@ def give_up(parts: dict[Partition, Confirmation]) -> None:
 
 
 def keep_failed(
-    kept: Parts, id: PartsKey, parts: dict[Partition, Confirmation], joined: Any
+    kept: Parts, id: PartsKey, parts: dict[PublishTarget, Confirmation], joined: Any
 ) -> None:
     """Keep the confirms of a message if it is not confirmed by all of its partitions."""
     if joined.cancelled() or joined.failure is not None:
         keep_parts(kept, id, parts)
 
 
-def note_partial(error: RbFlyError, failed: Partition) -> None:
+def note_partial(error: RbFlyError, failed: PublishTarget) -> None:
     """Note in an error of one partition that other partitions have taken the message."""
     error.outcome, error.retriable = 'unknown', False
-    name = failed.publisher.stream
-    text = f'{error} (partition {name!r}); other partitions may store the message'
-    error.args = (text, *error.args[1:])
+    name = failed.session.stream
+    add_text(error, after=f' (partition {name!r}); other partitions may store the message')
 
 
 def left(until: float | None) -> float | None:
@@ -677,18 +675,3 @@ def left(until: float | None) -> float | None:
     if until is None or until == NOW:
         return until
     return max(round(until - asyncio.get_running_loop().time(), 3), 0.001)
-
-
-def raise_summary(errors: list[Exception]) -> None:
-    """Raise one error that stands for all of them, if there are any."""
-    late = [error for error in errors if isinstance(error, ConfirmTimeout)]
-    if len(errors) > 1 and late:
-        found = copy_error(next((error for error in late if error.outcome == 'unknown'), late[0]))
-        found.unconfirmed = sum(error.unconfirmed for error in late)
-        found.unsent = sum(error.unsent for error in late)
-        found.stream = None if len(late) > 1 else found.stream
-        found.add_note(f'{len(errors)} partitions failed in total')
-        others = summary([error for error in errors if error not in late])
-        raise found from others or found.__cause__
-    if error := summary(errors):
-        raise error

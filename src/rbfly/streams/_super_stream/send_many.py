@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...error import ConfirmTimeout
 from .._publish.send_many import SendManyCall
 from .._publish.session import PublisherSession
-from ._routing import Partition, RoutedMessages, Router
+from ._routing import PublishTarget, RoutedMessages, Router
 
 if TYPE_CHECKING:
     from .._publish.send_many import Message, Messages
@@ -29,7 +29,7 @@ class RoutedCall(SendManyCall):
         self,
         session: PublisherSession,
         router: Router,
-        route: Callable[..., Awaitable[Sequence[Partition]]],
+        route: Callable[..., Awaitable[Sequence[PublishTarget]]],
         before: Callable[[], Awaitable[None]],
         check: Callable[[], None],
         timed_out: Callable[[Sequence[PublisherSession], str], ConfirmTimeout],
@@ -40,7 +40,7 @@ class RoutedCall(SendManyCall):
         self._before = before
         self._check_open = check
         self._timed_out_of = timed_out
-        self._targets: Sequence[Partition] = ()  # of the last message in hand
+        self._targets: Sequence[PublishTarget] = ()  # of the last message in hand
         self._routed = routed = RoutedMessages(router, session.core.loop)
         self._groups = routed.groups
         self._skipped, self._partial = routed.skipped, routed.partial
@@ -126,10 +126,10 @@ class RoutedCall(SendManyCall):
                     self._watch(item, self._stop)
         return None
 
-    def _watch(self, item: Partition, stop: asyncio.Timeout) -> None:
+    def _watch(self, item: PublishTarget, stop: asyncio.Timeout) -> None:
         """Send a message of an asynchronous iterator, and end the wait for the next if it fails."""
         item.session.receiving[self._groups[item.session]] = stop
-        item.core.watched = True
+        item.core.watch()
         if not item.core.scheduled:
             item.core.schedule()
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableSet, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._turn import Turn
 from ...checks import check_type
@@ -32,7 +32,7 @@ from ...error import (
     copy_error,
 )
 from ...net.cluster import Cluster
-from ...net.observer import Observer, call_each
+from ...net.observer import Observer, call_each, check_transition
 from ...protocol._cursor import MessageCursor
 from ...protocol._decoder import Decoder
 from ...protocol._identity import LastChunk
@@ -84,12 +84,6 @@ class PartitionReader:
         self.ended: bool = False
         self.missing: StreamDoesNotExist | None = None
 
-    def attach(self, source: Source) -> None:
-        """Do nothing: the source of the task's waiter is the session of the super stream."""
-
-    def detach(self) -> None:
-        """Do nothing, see `attach`."""
-
     def end(self) -> None:
         """End the partition; the last one ends the subscription."""
         self.ended = True
@@ -110,8 +104,16 @@ class PartitionReader:
         self.missing = error
 
     def close(self) -> None:
-        """The session of the super stream no longer reads the partition."""
+        """The session of the partition is closed, or about to be."""
         self.merged = None
+
+
+class Former(NamedTuple):
+    """What is known of a partition that is gone, for the time when it comes back."""
+
+    position: int | None
+    identity: LastChunk | None  # None if it was deleted
+    error: StreamDoesNotExist | None  # if so, perhaps: to raise then
 
 
 class MergedSession:
@@ -143,9 +145,7 @@ class MergedSession:
         self.partitions: dict[str, PartitionReader] = {}
         self.sessions: dict[str, SubscriptionSession] = {}
         self._by_cursor: dict[MessageCursor, PartitionReader] = {}
-        # position and last chunk, by partition; if it was deleted, no chunk, and the error to raise
-        # when it comes back
-        self._gone: dict[str, tuple[int | None, LastChunk | None, StreamDoesNotExist | None]] = {}
+        self._gone: dict[str, Former] = {}
         self._cluster = cluster
         self._members = members
         self._settings = settings
@@ -164,9 +164,7 @@ class MergedSession:
         return f'subscription of super stream {self.stream!r}'
 
     def _enter(self, state: MergedState) -> None:
-        before, self.state = self.state, state
-        if state not in TRANSITIONS[before]:  # no assert statement: also in optimized mode
-            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {state.name}')
+        self.state = check_transition(self, self.state, state, TRANSITIONS)
 
     @property
     def closed(self) -> bool:
@@ -261,9 +259,9 @@ class MergedSession:
             self._cluster, self._members, partition, name, self._start_of(name), self._settings
         )
         if name in self._gone:
-            position, identity, error = self._gone.pop(name)
-            session.succeed(position, identity)
-            if error is not None:
+            former = self._gone.pop(name)
+            session.succeed(former.position, former.identity)
+            if former.error is not None:
                 self._errors.append(StreamDoesNotExist(name, 'was deleted and created again'))
         self.partitions[name] = self._by_cursor[session.cursor] = partition
         self._unopened.append(session.cursor)
@@ -312,7 +310,7 @@ class MergedSession:
         del self._by_cursor[session.cursor]
         self.turns.remove(session.cursor)
         identity = None if partition.missing else session.identity
-        self._gone[partition.name] = session.position, identity, partition.missing
+        self._gone[partition.name] = Former(session.position, identity, partition.missing)
         session.release()
 
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
@@ -325,7 +323,9 @@ class MergedSession:
         for partition in list(self.partitions.values()):
             self._forget(partition)
         # its partitions were deleted with it
-        self._gone = {name: (position, None, None) for name, (position, *_) in self._gone.items()}
+        self._gone = {
+            name: Former(former.position, None, None) for name, former in self._gone.items()
+        }
         self._unopened.clear()
         if self._is_listed:
             self._enter(MergedState.DELETED)
@@ -439,7 +439,9 @@ class MergedSession:
     def position(self) -> dict[str, int | None]:
         """Offset after the last message delivered, by partition."""
         gone = {
-            name: position for name, (position, *_) in self._gone.items() if position is not None
+            name: former.position
+            for name, former in self._gone.items()
+            if former.position is not None
         }
         return gone | {name: session.position for name, session in self.sessions.items()}
 
@@ -542,8 +544,7 @@ class MergedSession:
         return about(error, self.stream, ordered[0].reference)
 
     def _end_waiting(self) -> None:
-        self.waiter.detach()
-        self.waiter.wake()
+        self.waiter.close()
         self._opening.wake()
 
     def _abort(self) -> None:
@@ -554,7 +555,7 @@ class MergedSession:
 
     def _end(self) -> None:
         self._enter(MergedState.CLOSED)
-        self.waiter.detach()
+        self.waiter.close()
         listing, self._listing = self._listing, None
         cancel(listing)
         for timer in (self._timer, self._pace):
