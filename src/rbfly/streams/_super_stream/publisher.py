@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import weakref
 from collections import deque
 from collections.abc import (
@@ -58,6 +59,8 @@ ON_CONNECTION = 256  # publishers
 NO_ROUTE = 1.0
 NO_ROUTE_KEYS = 1000
 
+logger: logging.Logger = logging.getLogger('rbfly.streams')
+
 T = TypeVar('T')
 Message = AMQPBody | MessageCtx
 Targets = Sequence[PublishTarget]
@@ -94,7 +97,9 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
     """Sends messages to the partitions of a super stream; safe to use from many tasks at once.
 
     It has the methods of :class:`Publisher`.  A partition that is not available delays only its own
-    messages.
+    messages.  A publisher with :func:`by_key` that loses its last reference, or whose task is
+    cancelled, first asks the broker for the routes of the messages that `batch` has queued; it logs
+    how many it could not send.
 
     :ivar name: name for deduplication, empty for none; each partition has its own sequence of
         publishing ids for it.
@@ -134,6 +139,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         self._held: deque[tuple[Found, Message]] = deque()
         self._held_errors: list[Exception] = []
         self._routing = asyncio.Lock()
+        self._sending: asyncio.Task[None] | None = None  # sends them after the program's last call
 
     @property
     def next_publish_id(self) -> int:
@@ -170,7 +176,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
             try:
                 errors = await self._close_each()
             finally:  # a cancelled task has not closed them
-                self._abort(PublisherError(f'{self!r} was closed before the confirm'))
+                self._abort_now(PublisherError(f'{self!r} was closed before the confirm'))
                 self._closed.set()
         else:  # another task closes it, or it was closed
             await self._closed.wait()
@@ -196,8 +202,48 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         results = await self._each([item._end for item in self._publishers])
         return [item for item in results if item is not None]
 
+    def __del__(self) -> None:
+        if not getattr(self, '_held', None):  # or only `__new__` was called
+            return
+        loop = self._publishers[0]._core.loop
+        if loop.is_closed():
+            self._log_lost()
+        else:  # as PublisherSession.abandon
+            text = f'{self!r} was closed because the program dropped its last reference'
+            loop.call_soon_threadsafe(self._abort, PublisherError(text))
+
     def _abort(self, error: Exception) -> None:
-        """Send all queued messages, and close without waiting for confirms."""
+        """Send all queued messages, and close without waiting for confirms.
+
+        Messages whose routes are unknown are sent later, in the background.
+        """
+        loop = self._publishers[0]._core.loop
+        if self._held and self._closed is None and loop.is_running():
+            self._sending = loop.create_task(self._send_held(error))
+        else:
+            self._abort_now(error)
+
+    async def _send_held(self, error: Exception) -> None:
+        try:
+            async with self._publishers[0]._session.closing.limit():
+                await self._route_held()
+        except (TimeoutError, RbFlyError):
+            pass  # logged
+        finally:
+            if self._closed is None:  # else `close` is waiting for the confirms
+                self._log_lost()
+                self._abort_now(error)
+            self._sending = None  # it refers to this
+
+    def _log_lost(self) -> None:
+        """Log that messages whose routes are unknown are lost; no call raises this."""
+        count = len(self._held) + len(self._held_errors)
+        if count:
+            prefix = self._cluster.settings.log_prefix
+            text = '%ssuper stream %r: messages whose partitions are unknown were not sent: %d'
+            logger.warning(text, prefix, self.stream, count)
+
+    def _abort_now(self, error: Exception) -> None:
         call_each([item._abort for item in self._publishers], error)
         self._end()
 
