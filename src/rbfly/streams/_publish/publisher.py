@@ -350,7 +350,7 @@ class Publisher(FastPublisher, BasePublisher):
         full = session.full and not batches and core.room() <= 0  # of other messages
         if full and not await core.capacity.wait(1, 0, until):
             raise session.window_timeout(timeout)
-        session.full = False
+        session.on_flush()
         for batch in batches:
             if batch.settled:
                 continue
