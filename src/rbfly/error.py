@@ -536,6 +536,8 @@ def copy_error(error: E) -> E:
 
     found = copy(error)
     found.__cause__ = error.__cause__
+    if notes := getattr(error, '__notes__', None):
+        found.__notes__ = [*notes]  # else both have the same list
     return found
 
 

@@ -29,7 +29,7 @@ cdef class PublishWindow(FrameBuilder):
     cdef uint64_t _search(self, uint64_t id, uint64_t end) noexcept
     cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept
     cdef int _retire(self, Entry *entry, uint64_t position, Py_ssize_t count) except -1
-    cdef bint _withdraw(self, uint64_t id, ConfirmWaiter waiter) except -1
+    cdef bint _withdraw(self, uint64_t id, object waiter) except -1
     cdef bint _join(self, object message, uint64_t id, ConfirmWaiter waiter) except -1
     cdef int _drop_given_up(self) except -1
     cdef int _roll_back(self) noexcept

@@ -391,11 +391,13 @@ cdef class PublishWindow(FrameBuilder):
 
     # -- callers that give up
 
-    def give_up(self, uint64_t id, ConfirmWaiter waiter not None):
+    def give_up(self, uint64_t id, object waiter not None):
         """Note that the caller that waits for a message has given up.
 
         Returns True if the message was never sent and is now withdrawn.  A message that another
         caller has joined stays.
+
+        :param waiter: the waiter of the message, or its future.
         """
         # A sub-entry belongs to several callers.
         if self.busy or self.sub_entry is not None:
@@ -405,6 +407,27 @@ cdef class PublishWindow(FrameBuilder):
             return self._withdraw(id, waiter)
         finally:
             self.busy = False
+
+    def resume(self, uint64_t id, object future not None):
+        """Wait again for a message of `put` that the caller may have given up.
+
+        Returns False if the window no longer has the message.
+        """
+        cdef uint64_t position = 0
+        cdef Entry *entry = self._find_unsettled(id, &position)
+        cdef ConfirmWaiter found
+        if self.sub_entry is not None:
+            return True         # nothing was given up
+        if entry is NULL:
+            return False
+        found = <ConfirmWaiter> self._frame_of(entry).waiters[entry.waiter]
+        if found.future is not future:
+            return False
+        if entry.settled == GIVEN_UP:
+            entry.settled = 0
+            self.given_up -= 1
+            found.reported = False
+        return True
 
     def join(self, object message, ConfirmWaiter waiter not None):
         """Let a caller wait for an unsettled message that another caller has put.
@@ -431,7 +454,7 @@ cdef class PublishWindow(FrameBuilder):
         finally:
             self.busy = False
 
-    cdef bint _withdraw(self, uint64_t id, ConfirmWaiter waiter) except -1:
+    cdef bint _withdraw(self, uint64_t id, object waiter) except -1:
         cdef uint64_t position = 0
         cdef Entry *entry = self._find_unsettled(id, &position)
         cdef ConfirmWaiter found
@@ -439,7 +462,7 @@ cdef class PublishWindow(FrameBuilder):
         if entry is NULL or entry.settled == GIVEN_UP:
             return False
         found = <ConfirmWaiter> self._frame_of(entry).waiters[entry.waiter]
-        if found is not waiter:
+        if found is not waiter and found.future is not waiter:
             if type(found.future) is not list or waiter not in found.future:
                 return False
             found.future.remove(waiter)

@@ -333,12 +333,16 @@ cdef class PublisherCore:
         wait.id = id
         return wait
 
-    def give_up(self, ConfirmFuture wait not None):
+    def give_up(self, wait not None):
         """Note that the caller that awaited a message has given up.
 
         Returns True if the message was never sent and is now withdrawn.
+
+        :param wait: ConfirmFuture, or a future with a `publish_id`.
         """
-        cdef bint withdrawn = self.window.give_up(wait.id, wait)
+        cdef object id = wait.publish_id if type(wait) is not ConfirmFuture else (
+            (<ConfirmFuture> wait).id)
+        cdef bint withdrawn = self.window.give_up(id, wait)
         if self.capacity.waiting:
             self.capacity.grant()
         return withdrawn

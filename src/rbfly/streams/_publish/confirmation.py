@@ -104,7 +104,6 @@ class JoinedConfirmation(Confirmation):
         errors = [item.failure for item in self._parts if item.failure is not None]
         if error := summary(errors):
             if len(errors) < len(self._parts):  # a partition has stored the message
-                error = copy_error(error)
                 set_attribute(error, 'outcome', 'unknown')
                 set_attribute(error, 'retriable', False)
             self.set_exception(error)
@@ -194,7 +193,7 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
         return None
     late = [error for error in errors if isinstance(error, ConfirmTimeout)]
     if late and len(errors) > 1:
-        found = copy_error(late[0])
+        found = copy_error(next((error for error in late if error.outcome == 'unknown'), late[0]))
         found.unconfirmed = sum(error.unconfirmed for error in late)
         found.unsent = sum(error.unsent for error in late)
         found.stream = None if len(late) > 1 else found.stream
@@ -207,7 +206,7 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
     total = max(total, len(errors), len(infos))
     first = (refused or errors)[0]
     if total == 1 or (len(infos) == total and len(refused) == 1):
-        return first.with_traceback(None)
+        return copy_error(first) if isinstance(first, RbFlyError) else first.with_traceback(None)
     # a new error: other calls may raise each of these
     if infos:
         error: Exception = joined(infos, f'{total} messages failed in total', total)

@@ -166,15 +166,16 @@ class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any,
         publisher, sessions = self._publisher, self._sessions
         self._publisher, self._sessions, self._held = None, [], False
         assert publisher is not None
+        if error is not None and not isinstance(error, Exception):  # a cancelled task does not wait
+            publisher._abort(PublisherError(f'{publisher!r} was closed because of {error!r}'))
+            return
         try:
             if error is None:
                 await publisher.close()
-            elif isinstance(error, Exception):
+            else:
                 try:
                     await publisher.close()
                 except RbFlyError as ex:
                     error.add_note(f'closing the publisher also failed: {ex!r}')
-            else:  # a cancelled task does not wait
-                publisher._abort(PublisherError(f'{publisher!r} was closed because of {error!r}'))
         finally:
             call_each([session.registration.close for session in sessions])

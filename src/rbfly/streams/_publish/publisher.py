@@ -14,6 +14,7 @@ from ...error import (
     PublisherError,
     PublisherNameInUse,
     PublishError,
+    RbFlyError,
     SendProgress,
 )
 from ...protocol._entry import SubEntry
@@ -22,7 +23,7 @@ from ...protocol.compression import compressor
 from .. import types
 from .._waiting import NOW, end_of, in_time
 from ..types import MessageCtx, PublisherInfo
-from ._confirm import ConfirmFuture
+from ._confirm import ConfirmFuture, ConfirmGroup
 from ._core import FastPublisher, PublisherCore
 from .base import BasePublisher
 from .confirmation import Confirmation, Failures, summary
@@ -58,6 +59,7 @@ class Publisher(FastPublisher, BasePublisher):
         self._core = session.core
         self._failures = Failures()
         self._reported = False  # `close` has raised the failures
+        self._end_failure: RbFlyError | None = None  # of closing, until `close` raises it
 
     @classmethod
     def _new_core(cls, info: PublisherInfo) -> PublisherCore:
@@ -125,25 +127,34 @@ class Publisher(FastPublisher, BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect to confirm messages whose
             outcome is unreported.
         """
-        session, core = self._session, self._core
+        await self._end()
+        if error := self._end_error():
+            raise error
 
-        def failures() -> list[Exception]:  # that no call of `flush` has raised
-            # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
-            batches = (*core.flushed, core.filling)
-            found = [batch.error for batch in batches if batch.error is not None]
-            found = [error for error in found if not isinstance(error, PublisherNameInUse)]
-            return found + self._failures.errors()
-
+    async def _end(self) -> None:
+        """Close the publisher; `_end_error` then returns the error of this."""
         try:
-            await session.close()
+            await self._session.close()
         except (ConfirmTimeout, PublisherNameInUse) as ex:
-            self._reported = True
-            refused = summary([e for e in failures() if isinstance(e, PublishError)])
-            raise ex from refused or ex.__cause__
-        if not self._reported:  # also if an earlier call was cancelled
-            self._reported = True
-            if error := summary(failures(), self._failures.count):
-                raise error
+            self._end_failure = ex
+
+    def _end_error(self) -> Exception | None:
+        """Return the error that `close` raises, and forget it: the caller must not await before it
+        raises the error."""
+        # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
+        found = [
+            batch.error
+            for batch in (*self._core.flushed, self._core.filling)
+            if batch.error is not None and not isinstance(batch.error, PublisherNameInUse)
+        ]
+        found += self._failures.errors()
+        error, self._end_failure = self._end_failure, None
+        reported, self._reported = self._reported, True
+        if error is not None:
+            refused = summary([ex for ex in found if isinstance(ex, PublishError)])
+            error.__cause__ = refused or error.__cause__
+            return error
+        return None if reported else summary(found, self._failures.count)
 
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
@@ -304,27 +315,42 @@ class Publisher(FastPublisher, BasePublisher):
         waits until there is capacity.  With `wait=False` and a name, waits until the publisher is
         declared.
 
+        If the time is up, the publisher continues to send the messages, and the next call waits for
+        them: do not queue them again.
+
         :param timeout: seconds to wait for the confirms; None for no limit.  0 raises
-            ConfirmTimeout, unless all messages are confirmed, and sends nothing.
+            ConfirmTimeout, unless all messages are confirmed, and sends nothing: the messages stay
+            queued.
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises ConfirmTimeout: the broker did not confirm all messages in time.
+            :class:`.WindowTimeout` if the window stayed full of other messages.
         :raises ValueError: the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
+        batches = await self._send_batches(timeout)
+        if error := self._batch_error(batches):
+            raise error
+
+    async def _send_batches(self, timeout: float | None) -> list[ConfirmGroup]:
+        """Send the queued messages, and wait until all of `batch` are settled.
+
+        Returns their groups; the errors remain until `_batch_error` returns them.
+        """
         until = None if timeout is None else end_of(timeout)
         session, core = self._session, self._core
         if session.undeclared and (until == NOW or not await session.wait_declared(until)):
             raise session.window_timeout(timeout)
         if until == NOW and any(item.remaining for item in (*core.flushed, core.filling)):
-            raise session.no_time()
+            raise session.no_time(queued=True)
         # Includes batches of a flush that timed out, or that runs concurrently.
         batches = core.flush()
-        full = session.begin_flush()
-        if full and not batches and core.room() <= 0:  # other messages use the window
-            await core.capacity.wait(1, 0, until)
+        full = session.full and not batches and core.room() <= 0  # of other messages
+        if full and not await core.capacity.wait(1, 0, until):
+            raise session.window_timeout(timeout)
+        session.on_flush()
         for batch in batches:
             if batch.settled:
                 continue
@@ -337,6 +363,12 @@ class Publisher(FastPublisher, BasePublisher):
                     f'the broker did not confirm all messages within {timeout} s;'
                     ' the others may still be stored'
                 )
-        if (errors := core.report(batches)) and (error := summary(errors)):
-            session.on_raised(error)
-            raise error
+        return batches
+
+    def _batch_error(self, batches: list[ConfirmGroup]) -> Exception | None:
+        """Return the error of groups, and forget it: the caller must not await before it raises
+        the error."""
+        error = summary(self._core.report(batches))
+        if error is not None:
+            self._session.on_raised(error)
+        return error

@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
+from ...error import copy_error
 from .._waiting import in_time
 from ._confirm import ConfirmFuture
 from ._core import SemaphoreState
@@ -65,12 +66,12 @@ class WindowSemaphore(SemaphoreState):
             del waiting[wait]
 
     def fail(self, error: Exception) -> None:
-        """Raise an error in every task that waits."""
+        """Raise an error in every task that waits; each task gets its own copy."""
         waiting = list(self.waiting)
         self.waiting.clear()
         for wait in waiting:
             if not wait.done():
-                wait.set_exception(error)
+                wait.set_exception(copy_error(error))
 
     def close(self) -> None:
         """Grant nothing any more, and drop the reference to `has_capacity`."""

@@ -39,7 +39,7 @@ from ...protocol import commands
 from .._waiting import NOW, WaitingTasks
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._core import PublisherCore
-from .confirmation import or_refusal, publish_error, set_attribute, with_outcome
+from .confirmation import Confirmation, or_refusal, publish_error, set_attribute, with_outcome
 from .name_check import NameCheck
 from .semaphore import WindowSemaphore
 
@@ -300,10 +300,9 @@ class PublisherSession(Owner):
         text = f'max_unconfirmed ({limit}) messages are queued or in flight'
         return self.late(f'{text}; the message was not queued: await flush()', WindowTimeout)
 
-    def begin_flush(self) -> bool:
-        """Return whether `batch` has refused a message since the last `flush`."""
-        full, self.full = self.full, False
-        return full
+    def on_flush(self) -> None:
+        """Note that a `flush` has waited for the capacity that `batch` lacked."""
+        self.full = False
 
     def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
@@ -312,10 +311,15 @@ class PublisherSession(Owner):
             problem = 'it was not declared within'
         return self.late(f'{problem} {timeout} s; the message was not sent', WindowTimeout)
 
-    def no_time(self) -> RbFlyError:
-        """Return the error of a call with a timeout of 0 that needs a confirm."""
+    def no_time(self, *, queued: bool = False) -> RbFlyError:
+        """Return the error of a call with a timeout of 0 that needs a confirm.
+
+        :param queued: messages are queued or in flight, and may still be stored.
+        """
         text = 'a timeout of 0 does not wait for confirms; nothing was sent'
-        return self.late(text, sent=False)
+        if queued:
+            text += '; messages that are queued or in flight may still be stored'
+        return self.late(text, sent=queued)
 
     def timed_out(
         self,
@@ -371,13 +375,15 @@ class PublisherSession(Owner):
         else:
             if not isinstance(waiting, ConfirmGroup):  # its caller may have given up
                 self.on_raised(error)
+                if not waiter.errors:  # others get it, too
+                    error = copy_error(error)
             waiting.set_exception(error)
 
     def on_raised(self, error: Exception) -> None:
         """Note that a call raises an error, which `close` does not repeat."""
         self._reported |= isinstance(error, PublisherNameInUse)
 
-    def give_up(self, wait: ConfirmFuture) -> bool:
+    def give_up(self, wait: ConfirmFuture | Confirmation) -> bool:
         """Note that a call of `send` has given up; return True if its message was withdrawn."""
         core = self.core
         withdrawn = core.give_up(wait)

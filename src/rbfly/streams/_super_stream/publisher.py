@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import weakref
 from collections import deque
 from collections.abc import (
     AsyncIterable,
@@ -57,6 +59,8 @@ ON_CONNECTION = 256  # publishers
 NO_ROUTE = 1.0
 NO_ROUTE_KEYS = 1000
 
+logger: logging.Logger = logging.getLogger('rbfly.streams')
+
 T = TypeVar('T')
 Message = AMQPBody | MessageCtx
 Targets = Sequence[PublishTarget]
@@ -93,7 +97,9 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
     """Sends messages to the partitions of a super stream; safe to use from many tasks at once.
 
     It has the methods of :class:`Publisher`.  A partition that is not available delays only its own
-    messages.
+    messages.  A publisher with :func:`by_key` that loses its last reference, or whose task is
+    cancelled, first asks the broker for the routes of the messages that `batch` has queued; it logs
+    how many it could not send.
 
     :ivar name: name for deduplication, empty for none; each partition has its own sequence of
         publishing ids for it.
@@ -133,6 +139,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         self._held: deque[tuple[Found, Message]] = deque()
         self._held_errors: list[Exception] = []
         self._routing = asyncio.Lock()
+        self._sending: asyncio.Task[None] | None = None  # sends them after the program's last call
 
     @property
     def next_publish_id(self) -> int:
@@ -169,19 +176,20 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
             try:
                 errors = await self._close_each()
             finally:  # a cancelled task has not closed them
-                self._abort(PublisherError(f'{self!r} was closed before the confirm'))
+                self._abort_now(PublisherError(f'{self!r} was closed before the confirm'))
                 self._closed.set()
-        else:  # another task closes it, or it was closed: raise what no call has raised
+        else:  # another task closes it, or it was closed
             await self._closed.wait()
-            errors = await self._close_each()
-        if self._failures.count:
-            errors += self._failures.errors()
-            self._failures = Failures()
+            errors = []
+        # without an await from here on: what no call has raised
+        errors += [error for item in self._publishers if (error := item._end_error())]
+        errors += self._held_errors + self._failures.errors()
+        self._held_errors, self._failures = [], Failures()
         if error := summary(errors):
             raise error
 
     async def _close_each(self) -> list[Exception]:
-        """Close all partitions; return their errors."""
+        """Close all partitions; return unexpected errors, and leave those of messages there."""
         if self._held:
             closing = self._publishers[0]._session.closing
             try:
@@ -191,11 +199,51 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
                 self._drop_held(f'within {closing.timeout} s')
             except RbFlyError as ex:
                 self._held_errors.append(ex)
-        errors, self._held_errors = self._held_errors, []
-        return await self._each([item.close for item in self._publishers]) + errors
+        results = await self._each([item._end for item in self._publishers])
+        return [item for item in results if item is not None]
+
+    def __del__(self) -> None:
+        if not getattr(self, '_held', None):  # or only `__new__` was called
+            return
+        loop = self._publishers[0]._core.loop
+        if loop.is_closed():
+            self._log_lost()
+        else:  # as PublisherSession.abandon
+            text = f'{self!r} was closed because the program dropped its last reference'
+            loop.call_soon_threadsafe(self._abort, PublisherError(text))
 
     def _abort(self, error: Exception) -> None:
-        """Send all queued messages, and close without waiting for confirms."""
+        """Send all queued messages, and close without waiting for confirms.
+
+        Messages whose routes are unknown are sent later, in the background.
+        """
+        loop = self._publishers[0]._core.loop
+        if self._held and self._closed is None and loop.is_running():
+            self._sending = loop.create_task(self._send_held(error))
+        else:
+            self._abort_now(error)
+
+    async def _send_held(self, error: Exception) -> None:
+        try:
+            async with self._publishers[0]._session.closing.limit():
+                await self._route_held()
+        except (TimeoutError, RbFlyError):
+            pass  # logged
+        finally:
+            if self._closed is None:  # else `close` is waiting for the confirms
+                self._log_lost()
+                self._abort_now(error)
+            self._sending = None  # it refers to this
+
+    def _log_lost(self) -> None:
+        """Log that messages whose routes are unknown are lost; no call raises this."""
+        count = len(self._held) + len(self._held_errors)
+        if count:
+            prefix = self._cluster.settings.log_prefix
+            text = '%ssuper stream %r: messages whose partitions are unknown were not sent: %d'
+            logger.warning(text, prefix, self.stream, count)
+
+    def _abort_now(self, error: Exception) -> None:
         call_each([item._abort for item in self._publishers], error)
         self._end()
 
@@ -239,14 +287,16 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         return or_refusal(late, None if self._cluster.connected else self._cluster.refusal.error)
 
     async def _each(
-        self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
-    ) -> list[Exception]:
-        """Make calls concurrently; return their errors."""
+        self, calls: Iterable[Callable[[], Coroutine[Any, Any, T]]]
+    ) -> list[T | Exception]:
+        """Make calls concurrently; return the result or the error of each."""
         found = await asyncio.gather(*[call() for call in calls], return_exceptions=True)
-        for error in found:
-            if error is not None and not isinstance(error, Exception):
-                raise error
-        return [error for error in found if isinstance(error, Exception)]
+        results: list[T | Exception] = []
+        for item in found:
+            if isinstance(item, BaseException) and not isinstance(item, Exception):
+                raise item
+            results.append(item)
+        return results
 
     async def _targets(
         self,
@@ -265,11 +315,19 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         return as_targets(await self._in_time(self._ask(found), until, timeout, f'key {found!r}'))
 
     async def _in_time(
-        self, call: Coroutine[Any, Any, T], until: float | None, timeout: float | None, what: str
+        self,
+        call: Coroutine[Any, Any, T],
+        until: float | None,
+        timeout: float | None,
+        what: str,
+        end: str = 'the message was not sent',
+        kind: type[ConfirmTimeout] = WindowTimeout,
     ) -> T:
-        """Return the result of a call that asks the broker for partitions, or raise WindowTimeout.
+        """Return the result of a call that asks the broker for partitions, if it ends in time.
 
         :param what: what the partitions are asked for.
+        :param end: what becomes of the messages if the time is up.
+        :param kind: the error if the time is up.
         """
         limit = asyncio.timeout_at(until)
         try:
@@ -281,10 +339,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         finally:
             del limit  # it refers to the task
         # not in the handler: the TimeoutError refers to the task
-        late = WindowTimeout(
-            f'the broker did not report the partitions of {what} within {timeout} s; the'
-            ' message was not sent'
-        )
+        late = kind(f'the broker did not report the partitions of {what} within {timeout} s; {end}')
         raise self._or_refusal(late)
 
     async def _ask(self, key: str) -> PublishTarget | tuple[PublishTarget, ...]:
@@ -293,30 +348,33 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         If the key has no partition, do not ask again for `NO_ROUTE` seconds.
         """
         self._check_open()
-        kept, loop = self._no_route, asyncio.get_running_loop()
-        names, until = kept.get(key, ((), 0.0))
-        if loop.time() >= until:
-            kept.pop(key, None)
-            names, until = await self._query(key), loop.time() + NO_ROUTE
+        names, until = self._no_route.get(key, ((), 0.0))
+        if asyncio.get_running_loop().time() >= until:
+            names = await self._query(key)
+        return self._router.targets(names, key)
+
+    def _keep(self, key: str, names: tuple[str, ...]) -> None:
+        """Cache the broker's answer."""
+        kept = self._no_route
+        kept.pop(key, None)
         try:
-            found = self._router.targets(names, key)
+            self._router.cache[key] = self._router.targets(names, key)
         except NoRouteError:
-            kept[key] = names, until
+            kept[key] = names, asyncio.get_running_loop().time() + NO_ROUTE
             if len(kept) > NO_ROUTE_KEYS:
                 del kept[next(iter(kept))]
-            raise
-        self._router.cache[key] = found
-        return found
 
     async def _query(self, key: str) -> tuple[str, ...]:
-        """Ask the broker for the partitions of a key; calls that overlap share one request."""
+        """Ask the broker for the partitions of a key; calls that overlap share one request.
+
+        The request goes on, and its answer is cached, if the time of the call is up.
+        """
         task, asking = self._asking.get(key), self._asking
         if task is None:
             cluster, stream = self._cluster, self.stream  # the task must not keep the publisher
             query = retried(cluster, lambda: query_route(cluster, stream, key))
             task = asking[key] = asyncio.ensure_future(query)
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            task.add_done_callback(lambda _: asking.pop(key))
+            task.add_done_callback(functools.partial(on_answer, weakref.ref(self), asking, key))
         try:
             names = await outcome(task)
         except RbFlyError as ex:  # a copy
@@ -366,25 +424,52 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         if len(targets) == 1:
             await targets[0].publisher.send(message, left(until))
             return
-        parts = await self._submit(targets, message, until)
-        if not await in_time(self._join(targets, message, parts), until):
-            keep_parts(self._parts, key_of(targets, message), parts)
+        parts = await self._submit(targets, message, until, can_withdraw=True)
+        waiting: list[PublisherSession] = []
+        confirmed = False
+        try:
+            confirmed = await in_time(JoinedConfirmation([*parts.values()], self._failures), until)
+        finally:
+            if not confirmed:
+                waiting = [item.session for item, part in parts.items() if not part.done()]
+                give_up(parts)
+                keep_parts(self._parts, key_of(targets, message), parts)
+        if confirmed:
+            return
+        if parts:
             late = self._timed_out(
-                [item.session for item, part in parts.items() if not part.done()],
+                waiting,
                 f'the broker did not confirm the message on all partitions within {timeout} s;'
                 ' it may still be stored',
             )
-            raise self._or_refusal(late)
+        else:
+            late = self._timed_out(
+                waiting, f'it could not send the message within {timeout} s, and withdrew it'
+            )
+            late.outcome, late.retriable = 'not_sent', True
+        raise self._or_refusal(late)
 
     async def _submit(
-        self, targets: Targets, message: Message, until: float | None
+        self,
+        targets: Targets,
+        message: Message,
+        until: float | None,
+        *,
+        can_withdraw: bool = False,
     ) -> dict[PublishTarget, Confirmation]:
         """Put a message into the window of each of its partitions.
 
         If an earlier call did so for some of them, put it into those of the others.
+
+        :param can_withdraw: if the call is cancelled or times out, give the message up.
         """
         used = key_of(targets, message)
-        parts = {} if used is None else self._parts.pop(used, {})
+        kept = {} if used is None else self._parts.pop(used, {})
+        parts = {
+            item: part
+            for item, part in kept.items()
+            if part.done() or item.core.window.resume(part.publish_id, part)
+        }
         try:
             for item in targets:
                 if item not in parts:
@@ -392,6 +477,8 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         except BaseException as ex:
             for confirmation in parts.values():  # this call reports the failure
                 confirmation._see()
+            if can_withdraw and isinstance(ex, asyncio.CancelledError | ConfirmTimeout):
+                give_up(parts)
             if parts and isinstance(ex, RbFlyError):
                 note_partial(ex, item)
             keep_parts(self._parts, used, parts)
@@ -529,7 +616,8 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.
 
-        Flushes all partitions concurrently.
+        Flushes all partitions concurrently.  If the time is up for some of them, the next call
+        raises the errors of the others.
 
         :param timeout: seconds to wait for the confirms; None for no limit, 0 as in
             :meth:`Publisher.flush`.
@@ -542,23 +630,48 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         self._publishers[0]._core.check_loop()
         until = None if timeout is None else end_of(timeout)
         if until == NOW and self._held:
-            raise self._publishers[0]._session.no_time()
+            raise self._publishers[0]._session.no_time(queued=True)
         if self._router.holds:
-            await self._in_time(self._route_held(), until, timeout, 'the queued messages')
+            late = 'the queued messages', 'they stay queued', ConfirmTimeout
+            await self._in_time(self._route_held(), until, timeout, *late)
         self._check_open()
         busy = [
             item
             for item in self._publishers
             if item._core.filling.count or item._core.flushed or item._session.full
         ]
-        calls = [functools.partial(item.flush, left(until)) for item in busy]
-        errors, self._held_errors = self._held_errors, []
-        if error := summary(errors + await self._each(calls)):
+        calls = [functools.partial(item._send_batches, left(until)) for item in busy]
+        results = await self._each(calls)
+        # without an await from here on: an error is forgotten only when it is raised
+        errors = [item for item in results if isinstance(item, Exception)]
+        sent = [
+            (item, got) for item, got in zip(busy, results, strict=True) if isinstance(got, list)
+        ]
+        if errors:  # the next flush raises those of the other partitions again
+            errors += [batch.error for _, got in sent for batch in got if batch.error is not None]
+        else:
+            errors += [error for item, got in sent if (error := item._batch_error(got))]
+            errors += self._held_errors
+            self._held_errors = []
+        if error := summary(errors):
             raise error
 
 
 def as_targets(found: PublishTarget | tuple[PublishTarget, ...]) -> tuple[PublishTarget, ...]:
     return found if isinstance(found, tuple) else (found,)
+
+
+def on_answer(
+    publisher: weakref.ref[SuperStreamPublisher],
+    asking: dict[str, asyncio.Task[tuple[str, ...]]],
+    key: str,
+    task: asyncio.Task[tuple[str, ...]],
+) -> None:
+    """Cache the broker's answer to the request for the partitions of a key."""
+    del asking[key]
+    found = publisher()
+    if not (task.cancelled() or task.exception() or found is None):
+        found._keep(key, task.result())
 
 
 def key_of(targets: Targets, message: Message) -> PartsKey | None:
@@ -576,6 +689,13 @@ def keep_parts(kept: Parts, id: PartsKey | None, parts: dict[PublishTarget, Conf
     kept[id] = taken
     if len(kept) > KEPT:
         del kept[next(iter(kept))]
+
+
+def give_up(parts: dict[PublishTarget, Confirmation]) -> None:
+    """Give up a message, and remove the partitions that have withdrawn it."""
+    for item, part in [*parts.items()]:
+        if not part.done() and item.session.give_up(part):
+            del parts[item]
 
 
 def keep_failed(

@@ -110,6 +110,7 @@ class RoutedCall(SendManyCall):
                     await item.session.wait_capacity(core.window.frame_entries)
                 if self._has_failed():
                     return None
+                item.session.check()  # it may have given up while another partition was full
                 routed.put(item)
             routed.finish()
             sent = True
