@@ -9,11 +9,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from .active_periods import CLAIMS, Timeline, causes, gaps
+from .checker import check_stored
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
 from .history import CONFIRMED, Fault, History, Messages
 from .publish import NAME, publisher_to
 from .run import Run
-from .super_streams import check_stored
 from .test_bed import Bed, ClusterBed, body
 
 RATE = 500  # messages per second
@@ -208,7 +208,7 @@ async def group_churn(run: Run, bed: Bed) -> None:
                 await team.close()
     wrong = [code for code in codes if code != 0]
     run.check_none('a member that leaves ends in order', wrong)
-    check_stored(run, loading.result(), [numbers for numbers, _ in stored.values()])
+    check_stored(run, loading.result(), [numbers for numbers, _ in stored.values()], order='key')
     check_group(run, team, stored, end)
 
 

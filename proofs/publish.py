@@ -7,7 +7,7 @@ from typing import Any
 
 import rbfly.streams as rbs
 
-from .checker import LOST, ORDER, REFUSED_STORED, TWICE, described, key_of, unordered_by, violations
+from .checker import check_stored, copies, key_of
 from .fault_injection import FaultInjection, Gate
 from .history import CONFIRMED, REFUSED, UNKNOWN, History
 from .run import ProofError, Run
@@ -161,74 +161,35 @@ async def publish(run: Run, bed: ClusterBed) -> None:
         up >= crossed * ENTRY_UP and down >= crossed * CONFIRM_DOWN,
         f'{up:,} bytes up, {down:,} down',
     )
-    check_stored(run, history, numbers, cuts=faults.kind == 'cuts')
+    check_stored(run, history, [numbers], copies(history, cuts=faults.kind == 'cuts'))
     faults.check()
-
-
-def check_stored(run: Run, history: History, numbers: Sequence[int], *, cuts: bool) -> None:
-    """Check what a stream contains.
-
-    :param cuts: whether each fault causes one duplicate at most.
-    """
-
-    def allowed(number: int) -> int:
-        called, returned = history.called[number], history.returned[number]
-        if history.named or (called == returned and not called % 2):
-            return 1
-        return 1 + (returned - called) // 2 if cuts else history.total
-
-    wrong = violations(history, numbers, allowed)
-    run.found['stored'] = len(numbers)
-    refused = wrong.pop(REFUSED_STORED, [])
-    outcomes = history.outcomes
-    if outcomes.count(REFUSED) or outcomes.count(UNKNOWN):
-        run.found |= {
-            'not sent': outcomes.count(REFUSED),
-            'unknown': outcomes.count(UNKNOWN),
-            'unknown and stored': sum(outcomes[number] == UNKNOWN for number in set(numbers)),
-        }
-        run.check_none('no message is stored that was reported as not sent', len(refused))
-    order = wrong.pop(ORDER, [])
-    claim = 'stored exactly once'
-    if not history.named:
-        claim = 'stored at least once, and exactly once if no fault preceded the confirm'
-        run.found['duplicates'] = len(numbers) - len(set(numbers))
-    run.check_none(claim, described(wrong))
-    run.check_none('stored in order', described({ORDER: order}))
 
 
 async def tasks(run: Run, bed: ClusterBed) -> None:
     """In each of many tasks, `send` returns after the confirm of its own message."""
-    each = run['messages'] // run['tasks']
-    total = each * run['tasks']
+    total = run['messages']
     tap = Tap(bed.proxies[0], total)
     early: list[int] = []
 
     async with bed.stream() as stream:
         history = History('', stream, True, total)
-        async with publisher_to(bed, stream) as publisher, asyncio.TaskGroup() as group:
+        async with publisher_to(bed, stream) as publisher:
 
-            async def work(task: int) -> None:
-                for number in range(task * each, (task + 1) * each):
-                    history.send(number)
-                    await publisher.send(body(number))
-                    history.note((number,), CONFIRMED)
-                    run.done += 1
-                    if not tap.confirmed[number]:
-                        early.append(number)
+            async def send(message: bytes) -> int:
+                await publisher.send(message)
+                if not tap.confirmed[int(message)]:
+                    early.append(int(message))
+                return CONFIRMED
 
-            for task in range(run['tasks']):
-                group.create_task(work(task))
-        run.check('every send returned', run.done == total, f'{run.done:,} of {total:,}')
+            await Sender(run, publisher, Gate(total), history).in_tasks(send)
+        run.check_returned()
         numbers, _ = await bed.stored(stream)
     run.check(
         'every send returned after the confirm of its own message',
         tap.published == total and not early,
         f'{tap.published:,} published, {len(early):,} returned too early',
     )
-    run.check_none('stored exactly once', described(violations(history, numbers, ordered=False)))
-    late = unordered_by(numbers, lambda number: number // each)
-    run.check_none("each task's messages are stored in order", late)
+    check_stored(run, history, [numbers])
 
 
 async def cancels(run: Run, bed: ClusterBed) -> None:
@@ -282,12 +243,9 @@ async def cancels(run: Run, bed: ClusterBed) -> None:
         'sent': history.next,
         'cancelled': len(cancelled),
         **{f'cancelled {how}': number for how, number in moments.items()},
-        'cancelled and stored': len(cancelled.intersection(numbers)),
     }
     run.check(f'{wanted:,} sends cancelled', len(cancelled) >= wanted, f'{len(cancelled):,}')
-    wrong = violations(history, numbers)
-    run.check_none('no other message is lost', described({LOST: wrong.get(LOST, [])}))
-    run.check('no message is stored twice', TWICE not in wrong, f'{len(numbers):,} stored')
+    check_stored(run, history, [numbers], order='')
     run.check_none('every other send returned after the confirm of its own message', len(early))
     run.check(
         'no publishing id was reused',

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import time
 import tracemalloc
-from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,7 +13,7 @@ from typing import Any
 import rbfly.streams as rbs
 from perf import wire
 
-from .checker import described, key_of, keys_unordered, misplaced, undelivered, violations
+from .checker import check_stored, key_of, undelivered
 from .fault_injection import Gate
 from .history import Delivery, History
 from .memory import resident
@@ -74,7 +73,7 @@ async def super_cuts(run: Run, bed: Bed) -> None:
     run.check(
         f'{run["cuts"]:,} faults', gate.faults == run['cuts'], dict(Counter(run.found['faults']))
     )
-    check_stored(run, history, [numbers for numbers, _ in stored.values()])
+    check_stored(run, history, [numbers for numbers, _ in stored.values()], order='key')
     run.check_none('a subscription has read each partition', undelivered(delivery, stored))
 
 
@@ -100,20 +99,6 @@ def faults(run: Run, bed: Bed, partitions: Sequence[str]) -> Callable[[int], Awa
         await bed.replicated(partitions)
 
     return fault
-
-
-def check_stored(run: Run, history: History, stored: Sequence['array[int]']) -> None:
-    """Check what the partitions contain."""
-    numbers = [number for part in stored for number in part]
-    run.found['stored'] = [len(part) for part in stored]
-    wrong = violations(history, numbers, ordered=False)
-    if not history.named:
-        run.found['duplicates'] = len(numbers) - len(set(numbers))
-    run.check_none(
-        'stored exactly once' if history.named else 'stored at least once', described(wrong)
-    )
-    run.check_none('each message is stored in the partition of its key', misplaced(stored))
-    run.check_none("each key's messages are stored in order", keys_unordered(stored))
 
 
 # -- many partitions

@@ -24,6 +24,8 @@ from proofs.checker import (
     ORDER,
     REFUSED_STORED,
     TWICE,
+    check_stored,
+    copies,
     described,
     undelivered,
     unordered,
@@ -33,7 +35,6 @@ from proofs.checker import (
 from proofs.fault_injection import Gate, plan_cuts
 from proofs.history import CONFIRMED, REFUSED, Delivery, History
 from proofs.processes import portions
-from proofs.publish import check_stored
 from proofs.run import ProofError, Run, default_path
 from proofs.test_bed import body
 from proofs.wiretap import Tap
@@ -95,11 +96,11 @@ def test_epochs_of_calls_bound_the_duplicates() -> None:
     assert [*sent.called] == [0, 0, 2, 2, 3, 3, 0, 0, 0, 0]
     assert [*sent.returned] == [2, 2, 3, 3, 3, 3, 0, 0, 0, 0]
     run = example()
-    check_stored(run, sent, [0, 0, 1, 2, 3, 4, 5], cuts=True)
+    check_stored(run, sent, [[0, 0, 1, 2, 3, 4, 5]], copies(sent, cuts=True))
     assert run.holds
     for stored in ([0, 0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 2, 3, 4, 5]):
         run = example()
-        check_stored(run, sent, stored, cuts=True)
+        check_stored(run, sent, [stored], copies(sent, cuts=True))
         assert not run.holds
 
 
