@@ -93,7 +93,7 @@ async def consume(run: Run, bed: ClusterBed) -> None:
     delivery = Delivery()
     async with bed.stream() as stream, publishing(bed, stream, total) as limit:
         async with (
-            rbs.streams_client(bed.uris, connection_name='proof') as client,
+            bed.client() as client,
             asyncio.TaskGroup() as group,
         ):
             others = [

@@ -41,7 +41,7 @@ LIMITS = {
     'frozen': 2.5 * max(HEARTBEATS) + HANDOVER,
 }
 # Faults that may lose frames that a member has sent, even if its connection survives.
-LOSING = ('leader moved', 'node stopped', 'node killed')
+LOSING = ('leader moved', 'node killed', 'node paused', 'node stopped')
 
 
 class Team:

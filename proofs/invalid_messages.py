@@ -107,7 +107,7 @@ async def consume_anything(run: Run, bed: Bed) -> None:
 
     async with (
         bed.stream() as stream,
-        rbs.streams_client(bed.uris, connection_name='proof') as client,
+        bed.client() as client,
     ):
         await asyncio.to_thread(publish, bed.direct[0], stream, entries(run, stored))
         for way in WAYS:

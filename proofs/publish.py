@@ -119,22 +119,19 @@ class Sender:
         await ways[by]()
 
 
+def keyed(client: rbs.StreamsClient, stream: str, name: str | None) -> Any:
+    """A publisher to a super stream, by key."""
+    return client.super_stream(stream).publisher(name=name, route=rbs.by_hash(key_of))
+
+
 @asynccontextmanager
 async def publisher_to(
     bed: Bed, stream: str, name: str | None = None, *, by_key: bool = False, **options: Any
 ) -> AsyncIterator[Any]:
-    """Open a client with a publisher.
-
-    :param by_key: publish to a super stream, by key.
-    """
-    async with rbs.streams_client(bed.uris, connection_name='proof') as client:
-        if by_key:
-            opening: Any = client.super_stream(stream).publisher(
-                name=name, route=rbs.by_hash(key_of)
-            )
-        else:
-            opening = client.publisher(stream, name=name, **options)
-        async with opening as publisher:
+    """Open a client with a publisher, or with one to a super stream, by key."""
+    async with bed.client() as client:
+        opening = client.publisher(stream, name=name, **options)
+        async with keyed(client, stream, name) if by_key else opening as publisher:
             yield publisher
 
 

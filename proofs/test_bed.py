@@ -1,4 +1,4 @@
-"""The test bed of a proof: a broker with faults, read and written without the client."""
+"""The test bed of a proof: a broker with faults, whose streams it reads and writes on its own."""
 
 import asyncio
 import secrets
@@ -12,6 +12,7 @@ from multiprocessing.managers import BaseManager
 from random import Random
 from typing import Any, TypeVar
 
+import rbfly.streams as rbs
 from brokers import Progress, RabbitMQ
 from brokers.proxy import Direction, Proxy
 from brokers.state import free_ports
@@ -61,6 +62,10 @@ class Bed:
                     name: connection.properties.get(name, '') for name in ('product', 'version')
                 }
         return {}
+
+    def client(self, name: str = 'proof', **options: Any) -> rbs.StreamsClient:
+        """A client whose connections suffer the faults."""
+        return rbs.streams_client(self.uris, connection_name=name, **options)
 
     # -- streams
 

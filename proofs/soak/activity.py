@@ -64,6 +64,12 @@ class Scene:
         self.run.done += count
 
 
+def client_of(bed: Bed, **limits: float | None) -> rbs.StreamsClient:
+    """A client whose calls end in time."""
+    names = ('connect_timeout', 'reconnect_timeout', 'close_timeout')
+    return bed.client('soak', **dict.fromkeys(names, CONFIRM) | limits)
+
+
 class Activity:
     """One way of using the client.
 
