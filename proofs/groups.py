@@ -121,7 +121,6 @@ class Team:
         actions = {'leaves': self.leave, 'killed': self.kill, 'frozen': self.freeze}
         members = ['joins', *actions]
         names = [*members, *members, *(name for name in LIMITS if name in known)]
-        made: Counter[str] = Counter()
         while time.monotonic() < end:
             await asyncio.sleep(min(rnd.uniform(0.1, 3.0), run['seconds'] / 20))
             living = self.living()
@@ -141,8 +140,6 @@ class Team:
                 self._fault(name, begin)
                 if name in LOSING:
                     await self._bed.replicated(partitions)
-            made[name] += 1
-        run.found['faults'] = dict(sorted(made.items()))
 
     def received(self) -> int:
         """The number of different messages that members have received since the start."""
@@ -233,6 +230,7 @@ def check_group(run: Run, team: Team, stored: dict[str, Messages], end: float) -
         Timeline(name, numbers, offsets, histories, losing, SETTLED)
         for name, (numbers, offsets) in stored.items()
     ]
+    run.found['faults'] = dict(sorted(Counter(fault.kind for fault in team.faults).items()))
     run.found['members'] = len(team.all)
     run.found['activities'] = sum(len(line.periods) for line in lines)
     run.found['messages'] = sum(len(numbers) for numbers, _ in stored.values())

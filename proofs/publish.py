@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import rbfly.streams as rbs
@@ -23,14 +24,14 @@ CANCEL_TASKS = 300
 CANCEL_LAST = 0.005  # maximum seconds until a send is cancelled
 
 
+@dataclass
 class Sender:
     """Sends messages in the way that `--by` selects, and records their history."""
 
-    def __init__(self, run: Run, publisher: Any, gate: Gate, history: History) -> None:
-        self.run = run
-        self.publisher = publisher
-        self.gate = gate
-        self.history = history
+    run: Run
+    publisher: Any
+    gate: Gate
+    history: History
 
     def report(self, numbers: Sequence[int], outcome: int) -> None:
         self.history.note(numbers, outcome)

@@ -27,7 +27,7 @@ STUCK = 240.0  # seconds without progress after which a proof is stuck; faults t
 
 
 class ProofError(Exception):
-    """A proof could not be completed."""
+    """A proof could not be completed, or a command cannot run."""
 
 
 class Run:

@@ -5,7 +5,13 @@ import secrets
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    suppress,
+)
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
@@ -55,12 +61,12 @@ class Bed:
     def about(self) -> dict[str, str]:
         """Product and version of the broker."""
         for uri in self.direct:
-            with suppress(wire.WireError, OSError):
-                connection = wire.Connection(uri, 'proof')
-                connection.close()
-                return {
-                    name: connection.properties.get(name, '') for name in ('product', 'version')
-                }
+            with (
+                suppress(wire.WireError, OSError),
+                closing(wire.Connection(uri, 'proof')) as connection,
+            ):
+                about = connection.properties
+                return {name: about.get(name, '') for name in ('product', 'version')}
         return {}
 
     def client(self, name: str = 'proof', **options: Any) -> rbs.StreamsClient:
@@ -137,11 +143,8 @@ class Bed:
         """
 
         def ask_node(node: int) -> T:
-            connection = wire.Connection(self.direct[node], 'proof', timeout=ANSWER)
-            try:
+            with closing(wire.Connection(self.direct[node], 'proof', timeout=ANSWER)) as connection:
                 return question(connection)
-            finally:
-                connection.close()
 
         limit = time.monotonic() + SETTLED
         while True:
@@ -281,11 +284,8 @@ class ClusterBed(Bed):
         while time.monotonic() < limit:
             for uri in self.direct:
                 with suppress(wire.WireError, OSError):
-                    connection = wire.Connection(uri, 'proof', timeout=5)
-                    try:
+                    with closing(wire.Connection(uri, 'proof', timeout=5)) as connection:
                         found = address, replicas = connection.leader(stream)
-                    finally:
-                        connection.close()
                     if address is not None and replicas >= wanted:
                         node = ports.index(address[1])
                         if node != not_node:

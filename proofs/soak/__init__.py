@@ -103,7 +103,6 @@ async def one_round(run: Run, bed: Bed, seconds: float) -> Counter[str]:
 async def disturb(scene: Scene, movable: Sequence[str], clocks: bool) -> None:
     """Cause random faults until the round is over, then end those that still last."""
     run, bed, rnd = scene.run, scene.bed, scene.random
-    made = Counter(run.found.get('faults injected', {}))
     faults = bed.faults(rnd, movable)
     useless = {
         'stream unavailable': not movable,
@@ -124,10 +123,11 @@ async def disturb(scene: Scene, movable: Sequence[str], clocks: bool) -> None:
             begin = time.monotonic()
             await faults[name]()
             scene.faults.append(Fault(begin, time.monotonic(), name))
-            made[name] += 1
     finally:
         time.time = clock
         await bed.call('heal')
+        made = Counter(fault.kind for fault in scene.faults)
+        made += Counter(run.found.get('faults injected', {}))
         run.found['faults injected'] = dict(sorted(made.items()))
 
 
