@@ -40,11 +40,6 @@ class Proof:
     settings: Mapping[str, Value]
     title: str
 
-    @property
-    def loop(self) -> str:
-        """Event loop; `select` has timers finer than a millisecond."""
-        return 'select' if self.name == 'rtt' else 'uvloop'
-
 
 def command(name: str, seed: int, settings: Mapping[str, Value]) -> str:
     """The command that runs a proof with these settings."""

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import random
+import selectors
 import struct
 import zlib
 from array import array
@@ -35,7 +36,7 @@ from proofs.checker import (
 from proofs.fault_injection import Gate, plan_cuts
 from proofs.history import CONFIRMED, REFUSED, Delivery, History
 from proofs.processes import portions
-from proofs.run import ProofError, Run, default_path
+from proofs.run import ProofError, Run, default_path, loop_factory
 from proofs.test_bed import body
 from proofs.wiretap import Tap
 from tests.brokers import until
@@ -561,4 +562,9 @@ def test_seed_is_random_and_printed(
 def test_seed_determines_random_choices() -> None:
     run = Run(PROOFS['cancels'], 5)
     assert run.random.random() == random.Random(5).random()
-    assert PROOFS['rtt'].loop == 'select'
+
+
+def test_round_trips_are_measured_with_fine_timers() -> None:
+    with asyncio.Runner(loop_factory=loop_factory(PROOFS['rtt'])) as runner:
+        loop: Any = runner.get_loop()
+        assert isinstance(loop._selector, selectors.SelectSelector)
