@@ -20,7 +20,7 @@ SETTINGS = {
     'how': "pause or partition the leader's node, or roll: restart the nodes one by one",
     'on': 'rabbitmq (a cluster of three) or memory (the in-memory broker)',
     'doing': 'activities of a soak: all, or names separated by commas (see proofs/soak)',
-    'by': 'publish by send, flush, send-many or giving-up; consume by body, context or batch',
+    'by': 'way of publishing or consuming',
     'unnamed': 'publish without a name, which allows duplicates after a fault',
 }
 

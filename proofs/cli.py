@@ -14,13 +14,18 @@ from brokers import BrokerError
 from perf import environment
 
 from . import page, run
-from .catalogue import PROOFS, SETTINGS
+from .catalogue import PROOFS, SETTINGS, Value
 from .run import ProofError
 
 __all__ = ['main', 'parser']
 
-# Allowed values of settings.
-CHOICES = {'on': ('rabbitmq', 'memory'), 'how': ('pause', 'partition', 'roll')}
+# Allowed values of settings, by their default.
+CHOICES: dict[Value, tuple[str, ...]] = {
+    'rabbitmq': ('rabbitmq', 'memory'),
+    'partition': ('pause', 'partition', 'roll'),
+    'send': ('send', 'flush', 'send-many', 'giving-up'),
+    'body': ('body', 'context', 'batch'),
+}
 
 
 def at_least_one(text: str) -> int:
@@ -52,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         prove.add_argument('--seed', type=int, metavar='S', help='of all random choices')
         prove.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON)')
         for name, default in proof.settings.items():
-            kind: dict[str, Any] = {'choices': CHOICES.get(name)}
+            kind: dict[str, Any] = {'choices': CHOICES.get(default)}
             if default is False:
                 kind = {'action': 'store_true'}
             elif isinstance(default, int):

@@ -1,9 +1,10 @@
 """Proofs of publishing: what is confirmed is stored once and in order, whatever fails."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import rbfly.streams as rbs
@@ -26,27 +27,36 @@ CANCEL_LAST = 0.005  # maximum seconds until a send is cancelled
 
 @dataclass
 class Sender:
-    """Sends messages in the way that `--by` selects, and records their history."""
+    """Sends messages in the way that `--by` selects, and records their history.
+
+    :ivar tap: sees the confirms.
+    :ivar early: messages whose `send` has returned before the tap has seen their confirms.
+    """
 
     run: Run
     publisher: Any
     gate: Gate
     history: History
+    tap: Tap | None = None
+    early: list[int] = field(default_factory=list)
 
     def report(self, numbers: Sequence[int], outcome: int) -> None:
         self.history.note(numbers, outcome)
         self.run.done += len(numbers)
 
-    async def in_tasks(self, send: Callable[[bytes], Awaitable[int]]) -> None:
+    async def in_tasks(self, send: Callable[[bytes], Awaitable[int]], tasks: int) -> None:
         """Let many tasks send messages and record the outcome that `send` returns."""
 
         async def work() -> None:
             while (number := await self.gate.take()) is not None:
                 self.history.send(number)
-                self.report((number,), await send(body(number)))
+                outcome = await send(body(number))
+                if self.tap and outcome == CONFIRMED and not self.tap.confirmed[number]:
+                    self.early.append(number)
+                self.report((number,), outcome)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(self.run['tasks']):
+            for _ in range(tasks):
                 group.create_task(work())
 
     async def by_send(self) -> None:
@@ -57,7 +67,7 @@ class Sender:
             await send(message)
             return CONFIRMED
 
-        await self.in_tasks(confirmed)
+        await self.in_tasks(confirmed, self.run['tasks'])
 
     async def by_giving_up(self) -> None:
         """Like `by_send`, but many sends time out or are cancelled."""
@@ -79,7 +89,7 @@ class Sender:
                 return UNKNOWN
             return CONFIRMED
 
-        await self.in_tasks(impatient)
+        await self.in_tasks(impatient, self.run['tasks'])
 
     async def by_flush(self) -> None:
         """Send batches of 1,000 messages, each confirmed before the next."""
@@ -115,9 +125,7 @@ class Sender:
             'send-many': self.by_send_many,
             'giving-up': self.by_giving_up,
         }
-        if (by := self.run['by']) not in ways:
-            raise ProofError(f'unknown way of publishing --by {by}; use {", ".join(ways)}')
-        await ways[by]()
+        await ways[self.run['by']]()
 
 
 def keyed(client: rbs.StreamsClient, stream: str, name: str | None) -> Any:
@@ -167,25 +175,17 @@ async def tasks(run: Run, bed: ClusterBed) -> None:
     """In each of many tasks, `send` returns after the confirm of its own message."""
     total = run['messages']
     tap = Tap(bed.proxies[0], total)
-    early: list[int] = []
-
     async with bed.stream() as stream:
         history = History('', stream, True, total)
         async with publisher_to(bed, stream) as publisher:
-
-            async def send(message: bytes) -> int:
-                await publisher.send(message)
-                if not tap.confirmed[int(message)]:
-                    early.append(int(message))
-                return CONFIRMED
-
-            await Sender(run, publisher, Gate(total), history).in_tasks(send)
+            sender = Sender(run, publisher, Gate(total), history, tap)
+            await sender.by_send()
         run.check_returned()
         numbers, _ = await bed.stored(stream)
     run.check(
         'every send returned after the confirm of its own message',
-        tap.published == total and not early,
-        f'{tap.published:,} published, {len(early):,} returned too early',
+        tap.published == total and not sender.early,
+        f'{tap.published:,} published, {len(sender.early):,} returned too early',
     )
     check_stored(run, history, [numbers])
 
@@ -196,21 +196,18 @@ async def cancels(run: Run, bed: ClusterBed) -> None:
     wanted, least = run['cuts'], run['messages']
     most = 10 * (wanted + least)
     tap = Tap(bed.proxies[0], most)
-    cancelled: set[int] = set()
-    early: list[int] = []
-    moments = {'after turns': 0, 'after a time': 0}
+    gate = Gate(most)
+    cancelled = Counter({'after turns': 0, 'after a time': 0})
 
     async with bed.stream() as stream:
         history = History('', stream, True, most)
         async with publisher_to(bed, stream, NAME, max_unconfirmed=CANCEL_WINDOW) as publisher:
             loop = asyncio.get_running_loop()
 
-            async def send(number: int) -> None:
+            async def send(message: bytes) -> int:
                 """Send a message, and cancel the call in turn, later or not at all."""
-                task = asyncio.create_task(publisher.send(body(number)))
-                how = ''
-                if len(cancelled) < wanted:
-                    how = rnd.choice(('', 'after turns', 'after a time'))
+                task = asyncio.create_task(publisher.send(message))
+                how = rnd.choice(('', *cancelled)) if cancelled.total() < wanted else ''
                 if how == 'after turns':
                     for _ in range(rnd.randrange(1, 5)):
                         await asyncio.sleep(0)
@@ -218,33 +215,28 @@ async def cancels(run: Run, bed: ClusterBed) -> None:
                 elif how:
                     loop.call_later(rnd.random() * CANCEL_LAST, task.cancel)
                 await asyncio.wait([task])
-                if task.cancelled():
-                    cancelled.add(number)
-                    moments[how] += 1
-                else:
+                if not task.cancelled():
                     await task
-                    history.note((number,), CONFIRMED)
-                    if not tap.confirmed[number]:
-                        early.append(number)
-                run.done += 1
+                    return CONFIRMED
+                cancelled[how] += 1
+                if cancelled.total() == wanted:
+                    gate.end = max(gate.next, least)
+                return UNKNOWN
 
-            async def work() -> None:
-                while len(cancelled) < wanted or history.next < least:
-                    (number,) = history.take(1)
-                    await send(number)
-
-            async with asyncio.TaskGroup() as group:
-                for _ in range(CANCEL_TASKS):
-                    group.create_task(work())
+            sender = Sender(run, publisher, gate, history, tap)
+            await sender.in_tasks(send, CANCEL_TASKS)
         numbers, _ = await bed.stored(stream)
+    count = cancelled.total()
     run.found |= {
-        'sent': history.next,
-        'cancelled': len(cancelled),
-        **{f'cancelled {how}': number for how, number in moments.items()},
+        'sent': gate.next,
+        'cancelled': count,
+        **{f'cancelled {how}': number for how, number in cancelled.items()},
     }
-    run.check(f'{wanted:,} sends cancelled', len(cancelled) >= wanted, f'{len(cancelled):,}')
+    run.check(f'{wanted:,} sends cancelled', count >= wanted, f'{count:,}')
     check_stored(run, history, [numbers], order='')
-    run.check_none('every other send returned after the confirm of its own message', len(early))
+    run.check_none(
+        'every other send returned after the confirm of its own message', len(sender.early)
+    )
     run.check(
         'no publishing id was reused',
         tap.published >= len(numbers) and not tap.reused,

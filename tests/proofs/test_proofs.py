@@ -519,6 +519,9 @@ def test_proofs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (['all'], "invalid choice: 'all' (choose from"),
         (['tasks', '--cuts', '5'], 'unrecognized arguments: --cuts 5'),
+        (['tasks', '--by', 'flush'], 'unrecognized arguments: --by flush'),
+        (['publish-cuts', '--by', 'body'], "invalid choice: 'body' (choose from"),
+        (['consume-cuts', '--by', 'send'], "invalid choice: 'send' (choose from"),
         (['latency', '--unnamed'], 'unrecognized arguments: --unnamed'),
     ],
 )
