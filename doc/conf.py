@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
     # the result of `publisher`, which programs await or enter at once
-    ('py:class', r'rbfly\.streams\._\w+\.opening\.(OpenPublisher|OpenSuperStream)'),
+    ('py:class', r'rbfly\.streams\._\w+\.opening\.(PublisherContext|SuperStreamPublisherContext)'),
     # the results of `by_hash` and `by_key`, which programs pass to `publisher`
     ('py:class', r'rbfly\.streams\._super_stream\._routing\.(HashRoute|KeyRoute)'),
 ]

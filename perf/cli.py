@@ -12,14 +12,7 @@ from brokers import cli as brokers
 
 from . import broker_address, environment, lanes
 from .results import ResultsError, read
-from .runs import (
-    QUICK_ROUNDS,
-    ROUNDS,
-    CommandError,
-    do_run,
-    results_folder,
-    say,
-)
+from .runs import QUICK_ROUNDS, ROUNDS, CommandError, do_run, results_folder, say
 
 EPILOG = """\
 examples:

@@ -20,10 +20,7 @@ from .lanes import Stored
 StoreError = (wire.WireError, kafka.KafkaError, OSError)
 
 # Bounds the disk space of a run, with room for one round of the largest kind of work.
-RETENTION = {
-    'max-length-bytes': '4000000000',
-    'stream-max-segment-size-bytes': '100000000',
-}
+RETENTION = {'max-length-bytes': '4000000000', 'stream-max-segment-size-bytes': '100000000'}
 
 NODES = 3  # of a cluster
 

@@ -7,14 +7,7 @@ from . import environment, lanes
 from .results import Results
 from .stats import Interval, median_interval, ratio_interval
 
-HEAD = (
-    'lane',
-    'rounds',
-    'rate/s',
-    '95 % interval',
-    'CPU us',
-    'peak MiB',
-)
+HEAD = ('lane', 'rounds', 'rate/s', '95 % interval', 'CPU us', 'peak MiB')
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rbfly.protocol import commands as c
+from rbfly.protocol import message_frames
 from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.const import RESPONSE, Key
 from rbfly.protocol.fields import string
@@ -56,7 +57,7 @@ def shown(item: Any) -> str:
             return f'0x{item.code:02x}'
         case c.Close() | c.CreditError():
             return f'{type(item).__name__} 0x{item.code:02x}'
-        case c.PublishError() if item.errors:
+        case message_frames.PublishError() if item.errors:
             return f'PublishError 0x{item.errors[0][1]:02x}'
     return type(item).__name__
 
@@ -161,16 +162,16 @@ def frames(stream: str) -> dict[str, bytes]:
         c.ConsumerUpdate(1, 1),
     ]
     one_way: list[c.OneWay] = [
-        c.Publish(9, ONE),
-        c.PublishV2(9, (PublishEntry(1, b'filter', message(b'x')),)),
+        message_frames.Publish(9, ONE),
+        message_frames.PublishV2(9, (PublishEntry(1, b'filter', message(b'x')),)),
         c.Credit(1, 1),
         c.StoreOffset('reference', 'nothing', 1),
         c.Tune(2**20, 0),
         c.Heartbeat(),
-        c.Deliver(0, b''),
-        c.DeliverV2(0, 0, b''),
-        c.PublishConfirm(0, (1,)),
-        c.PublishError(0, ((1, 0x12),)),
+        message_frames.Deliver(0, b''),
+        message_frames.DeliverV2(0, 0, b''),
+        message_frames.PublishConfirm(0, (1,)),
+        message_frames.PublishError(0, ((1, 0x12),)),
         c.MetadataUpdate(6, stream),
     ]
     return {type(item).__name__: item.encode(7) for item in requests} | {

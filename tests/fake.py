@@ -20,13 +20,14 @@ from enum import IntEnum
 from types import TracebackType
 from typing import Any, Self, cast
 
-from rbfly.protocol import commands
+from rbfly.protocol import commands, message_frames
 from rbfly.protocol.chunks import message, write_chunk
-from rbfly.protocol.commands import Broker, Publish, PublishV2, Request, StreamMetadata
+from rbfly.protocol.commands import NodeAddress, Request, StreamMetadata
 from rbfly.protocol.commands import frame as frame
 from rbfly.protocol.commands import string as string
 from rbfly.protocol.commands import string_map as string_map
 from rbfly.protocol.const import Key, ResponseCode
+from rbfly.protocol.message_frames import Publish, PublishV2
 from tests.raw import decode
 
 OK = 0x0001
@@ -54,7 +55,7 @@ def chunk(offset: int, messages: Iterable[bytes], timestamp: int = 1_700_000_000
 
 
 def deliver(subscription_id: int, data: bytes) -> bytes:
-    return commands.Deliver(subscription_id, data).encode()
+    return message_frames.Deliver(subscription_id, data).encode()
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def refuse(code: int = 0x11) -> Handler:
             connection.respond(request, code=code)
             return
         errors = tuple((i, code) for i in request.publishing_ids)
-        connection.send(commands.PublishError(request.decode().publisher_id, errors).encode())
+        connection.send(message_frames.PublishError(request.decode().publisher_id, errors).encode())
 
     return handler
 
@@ -260,7 +261,9 @@ class FakeBroker:
         """Answer as RabbitMQ does after success."""
         command = request.decode()
         if isinstance(command, Publish | PublishV2):
-            confirm = commands.PublishConfirm(command.publisher_id, tuple(request.publishing_ids))
+            confirm = message_frames.PublishConfirm(
+                command.publisher_id, tuple(request.publishing_ids)
+            )
             connection.send(confirm.encode())
         elif isinstance(command, commands.Partitions):
             connection.respond(request, code=ResponseCode.STREAM_DOES_NOT_EXIST)
@@ -285,7 +288,7 @@ class FakeBroker:
             case commands.ExchangeCommandVersions():
                 return {Key.PUBLISH: (1, 2)}
             case commands.Metadata(streams=names):
-                return {name: StreamMetadata(OK, Broker(host, port), ()) for name in names}
+                return {name: StreamMetadata(OK, NodeAddress(host, port), ()) for name in names}
             case commands.StreamStats():
                 return dict.fromkeys(('first_chunk_id', 'last_chunk_id', 'committed_chunk_id'), -1)
 

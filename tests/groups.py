@@ -17,13 +17,12 @@ from rbfly.protocol.commands import (
     DeclarePublisher,
     Delete,
     DeleteSuperStream,
-    Deliver,
     MetadataUpdate,
-    Publish,
     StreamStats,
     Subscribe,
     Unsubscribe,
 )
+from rbfly.protocol.message_frames import Deliver, Publish
 from rbfly.protocol.offset import Offset
 from tests.raw import RawClient, connected, entries, opened
 

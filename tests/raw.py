@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from rbfly.protocol import commands
+from rbfly.protocol import commands, message_frames
 from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.commands import Command, OneWay, Request, Response
 from rbfly.protocol.const import Key
@@ -21,7 +21,7 @@ def entries(*ids: int, filter: bytes | None = None) -> tuple[PublishEntry, ...]:
 
 
 def decode(key: int, version: int, body: bytes) -> Request | Response | OneWay:
-    return commands.decode(key, version, Reader(body, strict=True))
+    return message_frames.decode(key, version, Reader(body, strict=True))
 
 
 class RawClient:

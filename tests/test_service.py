@@ -27,7 +27,7 @@ from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.environments import python_for
 from tests.examples import examples
-from tests.streams.test_publish import stored
+from tests.streams.publish.test_publish import stored
 
 [(NAME, PROGRAM)] = [item for item in examples() if item[0].startswith('service.rst')]
 

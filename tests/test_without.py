@@ -18,7 +18,7 @@ def run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize('workers', ['0', '2'])
 def test_tests_without_rabbitmq_are_listed(workers: str) -> None:
-    files = ('tests/streams/test_confirms.py', 'tests/streams/test_tls.py')
+    files = ('tests/streams/publish/test_confirms.py', 'tests/streams/test_tls.py')
     done = run('-n', workers, '--broker', 'memory', *files, '-k', 'same_message or real or tls')
     end = done.stdout[done.stdout.index('NOT RUN') :].splitlines()
     found = re.match(r'NOT RUN: (\d+) tests need RabbitMQ', end[0])

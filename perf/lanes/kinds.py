@@ -391,12 +391,7 @@ def super_streams() -> None:
             'tasks',
             tasks | {'tasks': 1_000, 'partitions': PARTITIONS},
         ),
-        (
-            'one',
-            f'a single partition, {many}',
-            'window',
-            window | {'partitions': 1},
-        ),
+        ('one', f'a single partition, {many}', 'window', window | {'partitions': 1}),
         ('plain', f'a plain stream, {many}', 'window', window),
     ):
         study('super', name, f'published to {title}', 200_000, work, **about)

@@ -36,12 +36,7 @@ BROKERS = {'aiokafka': 'kafka', 'pika': 'amqp', 'aio-pika': 'amqp'}
 
 
 def use(
-    name: str,
-    module: str,
-    kinds: tuple[str, ...],
-    how: str,
-    part: float = 1,
-    **options: Any,
+    name: str, module: str, kinds: tuple[str, ...], how: str, part: float = 1, **options: Any
 ) -> Use:
     """How a library uses its broker."""
     loop = 'none' if name in WITHOUT_LOOP else 'uvloop'
@@ -178,12 +173,7 @@ USES = (
     use(
         'aiokafka',
         'aiokafka',
-        (
-            *ROUND_TRIPS,
-            *names('batch-size'),
-            *names('concurrent'),
-            *names('sizes', 'send', 'many'),
-        ),
+        (*ROUND_TRIPS, *names('batch-size'), *names('concurrent'), *names('sizes', 'send', 'many')),
         "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`, one"
         ' partition, one replica; one after the other and from tasks: `send_and_wait`; batches:'
         ' `create_batch`, `append`, `send_batch`, awaiting its future; many unconfirmed: `send`,'

@@ -27,10 +27,7 @@ QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
 LATENCIES = ('confirm', 'end to end')
 
 # Of scenarios with many kinds of work, those that the figure shows.
-DRAWN = {
-    'codec': ('encode-into-seed', 'encode-seed', 'decode-seed'),
-    'consume': ('consume',),
-}
+DRAWN = {'codec': ('encode-into-seed', 'encode-seed', 'decode-seed'), 'consume': ('consume',)}
 
 # The kinds of work in the overview.
 OVERVIEW = {

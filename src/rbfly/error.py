@@ -8,7 +8,7 @@ The `code` of an error is one of :class:`ResponseCode`.
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from .protocol.const import Key, ResponseCode
+from .protocol.const import ResponseCode
 
 __all__ = [
     'AMQPDecoderError',
@@ -252,7 +252,7 @@ class ProtocolError(RbFlyError):
     """
 
     code: int
-    command: Key | None = None  # the request that the broker refused
+    command: int | None = None  # the request that the broker refused
 
     def __init__(self, code: int, detail: str = '') -> None:
         self.code = code
@@ -507,7 +507,7 @@ _BY_CODE: dict[int, type[ProtocolError]] = {
 
 
 def protocol_error(
-    code: int, detail: str = '', stream: str = '', command: Key | None = None
+    code: int, detail: str = '', stream: str = '', command: int | None = None
 ) -> ProtocolError:
     """Create the error for a response code."""
     if code == ResponseCode.STREAM_DOES_NOT_EXIST:

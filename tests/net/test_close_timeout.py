@@ -12,7 +12,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net.waiting import IDLE_CLOSE
-from rbfly.protocol import commands
+from rbfly.protocol import message_frames
 from rbfly.streams._publish import publisher as publisher_module
 from rbfly.streams.error import ConfirmTimeout, PublisherError
 from rbfly.testing import StreamBroker
@@ -46,7 +46,7 @@ def one_by_one(delay: float = NEARLY) -> Callable[[Peer, Frame], None]:
         publisher_id = request.decode().publisher_id
         for publish_id in request.publishing_ids:
             last = max(last, loop.time()) + delay
-            confirm = commands.PublishConfirm(publisher_id, (publish_id,))
+            confirm = message_frames.PublishConfirm(publisher_id, (publish_id,))
             loop.call_at(last, peer.send, confirm.encode())
 
     return handler
@@ -92,7 +92,9 @@ async def test_refusals_count_as_progress() -> None:
     def refuse_later(peer: Peer, request: Frame) -> None:
         loop = asyncio.get_running_loop()
         for n, publish_id in enumerate(request.publishing_ids, 1):
-            error = commands.PublishError(request.decode().publisher_id, ((publish_id, 0x11),))
+            error = message_frames.PublishError(
+                request.decode().publisher_id, ((publish_id, 0x11),)
+            )
             loop.call_later(n * NEARLY, peer.send, error.encode())
 
     async with (

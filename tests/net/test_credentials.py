@@ -12,7 +12,7 @@ from rbfly.error import RbFlyError
 from rbfly.net.handshake import connect
 from rbfly.net.uri import Address, AuthMechanism, parse_uri
 from rbfly.protocol._engine import Counters
-from rbfly.protocol.commands import Broker, Metadata, StreamMetadata
+from rbfly.protocol.commands import Metadata, NodeAddress, StreamMetadata
 from tests import fake as wire
 from tests.fake import CLOSING, GARBAGE, FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
@@ -77,7 +77,7 @@ def test_no_text_of_a_cluster_shows_the_password() -> None:
     client = rbs.streams_client(f'rabbitmq-stream://user:{SECRET}@localhost')
     cluster = cluster_of(client)
     dialer = dialer_of(client)
-    routes = dialer.routes(None), dialer.routes(Broker('node', 5552))
+    routes = dialer.routes(None), dialer.routes(NodeAddress('node', 5552))
     assert str(routes[0][0][0]) == 'rabbitmq-stream://localhost:5552'
     for item in (routes, cluster.settings, vars(cluster), vars(dialer)):
         assert SECRET not in repr(item)
@@ -134,7 +134,8 @@ async def test_advertised_node_gets_the_credentials_of_the_uri() -> None:
     def metadata(connection: Peer, request: Frame) -> None:
         names = request.decode().streams
         found = {
-            name: StreamMetadata(wire.OK, Broker('127.0.0.1', leader.port), ()) for name in names
+            name: StreamMetadata(wire.OK, NodeAddress('127.0.0.1', leader.port), ())
+            for name in names
         }
         connection.send(Metadata.respond(request.correlation_id, found))
 

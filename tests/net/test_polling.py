@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import polling
-from rbfly.net.polling import REST_FIRST, REST_LAST, SCORE, TRIES, BusyPoll, poll_limit, processors
+from rbfly.net import busy_poll
+from rbfly.net.busy_poll import (
+    REST_FIRST,
+    REST_LAST,
+    SCORE,
+    TRIES,
+    BusyPoll,
+    poll_limit,
+    processors,
+)
 from tests.inside import cluster_of
 
 LIMIT = 0.0005
@@ -109,9 +117,9 @@ def test_rests_at_once_when_others_need_the_processor(
     loop: Loop, poll: BusyPoll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def others_run() -> None:
-        loop.now += polling.YIELD_MOST
+        loop.now += busy_poll.YIELD_MOST
 
-    monkeypatch.setattr(polling, 'yield_processor', others_run)
+    monkeypatch.setattr(busy_poll, 'yield_processor', others_run)
     assert miss(loop, poll)
     assert not any(miss(loop, poll) for _ in range(REST_FIRST))
 
@@ -146,7 +154,7 @@ def test_publishers_of_a_loop_share_a_callback(
     loop: Loop, poll: BusyPoll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yields: list[None] = []
-    monkeypatch.setattr(polling, 'yield_processor', lambda: yields.append(None))
+    monkeypatch.setattr(busy_poll, 'yield_processor', lambda: yields.append(None))
     fake: Any = loop
     polls = [poll, *(BusyPoll(fake, LIMIT * i, lambda: loop.now) for i in (2, 3))]
     for item in polls:
@@ -174,14 +182,14 @@ def test_all_publishers_rest_when_others_need_the_processor(
     loop: Loop, poll: BusyPoll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def others_run() -> None:
-        loop.now += polling.YIELD_MOST
+        loop.now += busy_poll.YIELD_MOST
 
     fake: Any = loop
-    other = BusyPoll(fake, 100 * polling.YIELD_MOST, lambda: loop.now)
+    other = BusyPoll(fake, 100 * busy_poll.YIELD_MOST, lambda: loop.now)
     poll.on_sent()
     other.on_sent()
     with monkeypatch.context() as patched:
-        patched.setattr(polling, 'yield_processor', others_run)
+        patched.setattr(busy_poll, 'yield_processor', others_run)
         loop.turn()
     assert loop.sleeps
     for item in (poll, other):
@@ -249,8 +257,8 @@ def test_a_distant_broker_costs_few_polls(loop: Loop, poll: BusyPoll) -> None:
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the test writes the files of cgroups; this process may run on three processors."""
     monkeypatch.setattr('os.sched_getaffinity', lambda pid: {0, 1, 2}, raising=False)
-    monkeypatch.setattr(polling, 'CGROUPS', str(tmp_path / 'cgroup'))
-    monkeypatch.setattr(polling, 'QUOTAS', str(tmp_path))
+    monkeypatch.setattr(busy_poll, 'CGROUPS', str(tmp_path / 'cgroup'))
+    monkeypatch.setattr(busy_poll, 'QUOTAS', str(tmp_path))
     return tmp_path
 
 

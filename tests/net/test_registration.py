@@ -31,7 +31,7 @@ from rbfly.net.observer import Life, Observer, Role, State
 from rbfly.net.registration import LIFE, TRANSITIONS, Registration
 from rbfly.net.retry import Deadline
 from rbfly.net.uri import parse_uri
-from rbfly.protocol import commands
+from rbfly.protocol import commands, message_frames
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams._consume import waiter as reading
 from tests.clock import ClockLoop
@@ -75,7 +75,7 @@ class Peer(asyncio.Transport):
         self.held: dict[int, Registration] = {}
         self.leaving: set[int] = set()
         self.moved: set[int] = set()
-        self.unconfirmed: list[commands.Publish] = []
+        self.unconfirmed: list[message_frames.Publish] = []
         self.connection = Connection(parse_uri(URI).address, 10.0)
         self.connection.connection_made(self)
         self.connection.start(commands.Tune(0, 0), {}, None, True)
@@ -113,7 +113,7 @@ class Peer(asyncio.Transport):
             assert number in self.held
             assert number not in self.leaving, 'an id is removed once'
             self.leaving.add(number)
-        elif isinstance(command, commands.Publish):
+        elif isinstance(command, message_frames.Publish):
             assert self.walk.states[self.held[command.publisher_id]] is State.OPEN
             self.unconfirmed.append(command)
         elif isinstance(command, commands.Credit):
@@ -543,9 +543,9 @@ class Walk(RuleBasedStateMachine):
                 code = ResponseCode.PUBLISHER_DOES_NOT_EXIST
                 errors = tuple((number, code) for number in ids)
                 frame = (
-                    commands.PublishError(publish.publisher_id, errors)
+                    message_frames.PublishError(publish.publisher_id, errors)
                     if unknown
-                    else commands.PublishConfirm(publish.publisher_id, tuple(ids))
+                    else message_frames.PublishConfirm(publish.publisher_id, tuple(ids))
                 )
                 with self.inside():
                     feed(peer.connection, frame.encode())

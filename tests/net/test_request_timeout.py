@@ -16,7 +16,7 @@ from tests.fake import SILENT, FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import connection_of, session_of
-from tests.streams.test_publish_recovery import default, once
+from tests.streams.publish.test_publish_recovery import default, once
 
 LIMIT = 0.05  # seconds; long for loopback, short for a test
 LONG = 5.0

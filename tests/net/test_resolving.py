@@ -18,7 +18,7 @@ import rbfly.streams as rbs
 from rbfly.net import resolving
 from rbfly.net.dialer import Dialer
 from rbfly.net.resolving import KEPT, Recent, Resolver
-from rbfly.protocol.commands import Broker, StreamMetadata
+from rbfly.protocol.commands import NodeAddress, StreamMetadata
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
@@ -176,7 +176,7 @@ async def test_load_balancer_leads_to_each_of_its_addresses(names: Names, severa
         return handler
 
     def metadata(peer: FakeConnection, request: Frame) -> None:
-        found = StreamMetadata(1, Broker('second', 5552), ())
+        found = StreamMetadata(1, NodeAddress('second', 5552), ())
         peer.respond(request, dict.fromkeys(request.decode().streams, found))
 
     on = {wire.METADATA: metadata}
@@ -314,7 +314,7 @@ async def test_address_of_the_uri_is_tried_when_the_advertised_one_refuses(names
     names.addresses = [FIRST]
 
     def elsewhere(peer: FakeConnection, request: Frame) -> None:
-        found = StreamMetadata(1, Broker(SECOND, peer.broker.port), ())
+        found = StreamMetadata(1, NodeAddress(SECOND, peer.broker.port), ())
         peer.respond(request, dict.fromkeys(request.decode().streams, found))
 
     async with (
@@ -355,7 +355,7 @@ async def test_addresses_of_nodes_that_are_gone_are_forgotten(
         )
 
     def metadata(peer: FakeConnection, request: Frame) -> None:
-        found = StreamMetadata(1, Broker(f'pod-{opened + 1}', peer.broker.port), ())
+        found = StreamMetadata(1, NodeAddress(f'pod-{opened + 1}', peer.broker.port), ())
         peer.respond(request, dict.fromkeys(request.decode().streams, found))
 
     on = {wire.METADATA: metadata}

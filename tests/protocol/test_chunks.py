@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbfly.error import ArgumentError, FrameError
-from rbfly.protocol import commands
+from rbfly.protocol import message_frames
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._entry import SubEntry
 from rbfly.protocol._publish import PublishWindow
@@ -122,7 +122,7 @@ def test_published_entries_become_a_chunk(compression: str, size: int) -> None:
     add(window, *messages)
     (data,) = take_all(window)
     frame = decode(2, 1, data[8:])
-    assert isinstance(frame, commands.Publish)
+    assert isinstance(frame, message_frames.Publish)
     assert frame.publisher_id == 3
     assert [entry.publishing_id for entry in frame.entries] == list(
         range(5, 13 if size == 1 else 8)
@@ -136,8 +136,8 @@ def test_published_entries_become_a_chunk(compression: str, size: int) -> None:
 def test_publish_frame_is_decoded_and_encoded(entries: list[tuple[int, bytes]]) -> None:
     data = wire.publish(9, entries)
     found = tuple(PublishEntry(i, None, wire.message(body)) for i, body in entries)
-    assert decode(2, 1, data[8:]) == commands.Publish(9, found)
-    assert commands.Publish(9, found).encode() == data
+    assert decode(2, 1, data[8:]) == message_frames.Publish(9, found)
+    assert message_frames.Publish(9, found).encode() == data
     filters = [None if i % 2 else b'f' * (i % 5) for i, _ in entries]
     fields = [b'\xff\xff' if f is None else struct.pack('>H', len(f)) + f for f in filters]
     data = wire.publish(9, entries, fields)
@@ -145,8 +145,8 @@ def test_publish_frame_is_decoded_and_encoded(entries: list[tuple[int, bytes]]) 
         PublishEntry(i, f, wire.message(body))
         for (i, body), f in zip(entries, filters, strict=True)
     )
-    assert decode(2, 2, data[8:]) == commands.PublishV2(9, found)
-    assert commands.PublishV2(9, found).encode() == data
+    assert decode(2, 2, data[8:]) == message_frames.PublishV2(9, found)
+    assert message_frames.PublishV2(9, found).encode() == data
 
 
 def test_truncated_entries_are_refused() -> None:
@@ -164,7 +164,7 @@ def test_chunks_of_recorded_session_are_written_identically(name: str) -> None:
     count = 0
     for key, version, body in wire.split_frames(wire.session(name)):
         found = decode(key, version, body)
-        if not isinstance(found, commands.Deliver | commands.DeliverV2):
+        if not isinstance(found, message_frames.Deliver | message_frames.DeliverV2):
             continue
         count += 1
         head = HEADER.unpack_from(found.chunk)

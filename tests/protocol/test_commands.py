@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbfly.error import RbFlyError
-from rbfly.protocol import chunks, commands, fields
+from rbfly.protocol import chunks, commands, fields, message_frames
 from rbfly.protocol.chunks import PublishEntry
-from rbfly.protocol.commands import Broker, Reader, StreamMetadata, Tune
-from rbfly.protocol.const import Key, ResponseCode
+from rbfly.protocol.commands import NodeAddress, Reader, StreamMetadata, Tune
+from rbfly.protocol.const import KEYS, Key, ResponseCode
 from rbfly.streams import Offset, OffsetType
 from rbfly.streams.error import ArgumentError, ArgumentOverflowError, FrameError
 from tests.stream_wire import (
@@ -138,25 +138,28 @@ ONE_WAY: list[tuple[commands.OneWay, str]] = [
     (commands.Tune(0, 0), '0014 0001 00000000 00000000'),
     (commands.Heartbeat(), '0017 0001'),
     (commands.MetadataUpdate(6, 'é'), '0010 0001 0006 0002 c3a9'),
-    (commands.PublishConfirm(255, (1, 2**64 - 1)), confirm(255, [1, 2**64 - 1])[4:].hex()),
-    (commands.PublishConfirm(0, ()), '0003 0001 00 00000000'),
-    (commands.PublishError(1, ((1, 0x12), (2, 0x11))), refuse(1, [(1, 0x12), (2, 0x11)])[4:].hex()),
+    (message_frames.PublishConfirm(255, (1, 2**64 - 1)), confirm(255, [1, 2**64 - 1])[4:].hex()),
+    (message_frames.PublishConfirm(0, ()), '0003 0001 00 00000000'),
     (
-        commands.Publish(3, (PublishEntry(258, None, message(b'ab')),)),
+        message_frames.PublishError(1, ((1, 0x12), (2, 0x11))),
+        refuse(1, [(1, 0x12), (2, 0x11)])[4:].hex(),
+    ),
+    (
+        message_frames.Publish(3, (PublishEntry(258, None, message(b'ab')),)),
         '0002 0001 03 00000001 0000000000000102 00000002 6162',
     ),
     (
-        commands.Publish(3, (PublishEntry(1, None, sub_batch([b'a', b''], compression=5)),)),
+        message_frames.Publish(3, (PublishEntry(1, None, sub_batch([b'a', b''], compression=5)),)),
         '0002 0001 03 00000001 0000000000000001 d0 0002 00000009 0000000900000001 61 00000000',
     ),
     (
-        commands.PublishV2(
+        message_frames.PublishV2(
             3, (PublishEntry(1, b'\xff', message(b'a')), PublishEntry(2, None, message(b'')))
         ),
         '0002 0002 03 00000002 0000000000000001 0001 ff 00000001 610000000000000002 ffff 00000000',
     ),
-    (commands.Deliver(255, b'chunk'), deliver(255, b'chunk')[4:].hex()),
-    (commands.DeliverV2(255, 9, b'chunk'), deliver(255, b'chunk', 9)[4:].hex()),
+    (message_frames.Deliver(255, b'chunk'), deliver(255, b'chunk')[4:].hex()),
+    (message_frames.DeliverV2(255, 9, b'chunk'), deliver(255, b'chunk', 9)[4:].hex()),
     (commands.Credit(255, -1), '0009 0001 ff ffff'),
     (commands.CreditError(4, 255), '8009 0001 0004 ff'),
     (commands.StoreOffset('ré', 's', 5), '000a 0001 0003 72c3a9 0001 73 0000000000000005'),
@@ -181,8 +184,8 @@ def test_encoded_one_way_frame(data: bytes, expected: str) -> None:
     assert data == struct.pack('>I', len(body)) + body
 
 
-LOCAL = Broker('localhost', 5552)
-OTHER = Broker('höst', 65535)
+LOCAL = NodeAddress('localhost', 5552)
+OTHER = NodeAddress('höst', 65535)
 
 # A command, the response's code and value, and the response's bytes from the code on.
 RESPONSES: list[tuple[type[commands.Command[Any]], int, Any, str]] = [
@@ -311,13 +314,13 @@ each_frame = pytest.mark.parametrize(
 
 def decode(data: bytes) -> commands.Request | commands.Response | commands.OneWay:
     key, version = struct.unpack_from('>HH', data)
-    return commands.decode(key, version, Reader(data[4:], strict=True))
+    return message_frames.decode(key, version, Reader(data[4:], strict=True))
 
 
 def declared() -> set[Any]:
     return {
         item
-        for item in vars(commands).values()
+        for item in [*vars(commands).values(), *vars(message_frames).values()]
         if isinstance(item, type)
         and issubclass(item, commands.Command | commands.OneWay)
         and item not in (commands.Command, commands.OneWay)
@@ -329,7 +332,7 @@ def test_every_command_is_covered() -> None:
         declared()
     )
     assert {command for command, *_ in RESPONSES} == {type(command) for command, _ in REQUESTS}
-    assert {key & 0x7FFF for key, _ in commands.READERS} == set(Key)
+    assert {key & 0x7FFF for key, _ in commands.READERS} == set(KEYS)
 
 
 @each_frame
@@ -357,13 +360,13 @@ def test_truncated_frame_is_refused(item: object, data: bytes) -> None:
             assert size == (8 if found.command is commands.Metadata else 10)
             assert found.encode()[4:].startswith(data[:size])
         else:
-            assert isinstance(found, commands.Deliver | commands.DeliverV2)
+            assert isinstance(found, message_frames.Deliver | message_frames.DeliverV2)
             assert found.encode()[4:] == data[:size]
 
 
 @each_frame
 def test_extra_bytes_after_a_frame_are_refused(item: object, data: bytes) -> None:
-    if isinstance(item, commands.Deliver | commands.DeliverV2):
+    if isinstance(item, message_frames.Deliver | message_frames.DeliverV2):
         return
     for more in (b'\0', b'\xff\xff\xff', b'\x01' * 40):
         with pytest.raises(FrameError):
@@ -380,16 +383,16 @@ def test_unknown_version_is_refused(item: object, data: bytes) -> None:
 @pytest.mark.parametrize('key', [0, 0x20, 0x7FFF, 0x8000, 0x8002, 0x8017, 0xFFFF])
 def test_unknown_key_is_refused(key: int) -> None:
     with pytest.raises(FrameError, match=f'0x{key:04x}'):
-        commands.decode(key, 1, Reader(bytes(20)))
+        message_frames.decode(key, 1, Reader(bytes(20)))
 
 
 @given(st.sampled_from(sorted(commands.READERS)), st.binary(max_size=80))
 def test_any_bytes_yield_a_frame_or_frame_error(frame: tuple[int, int], body: bytes) -> None:
     try:
-        found = commands.decode(*frame, Reader(body, strict=True))
+        found = message_frames.decode(*frame, Reader(body, strict=True))
     except FrameError:
         return
-    assert commands.decode(*frame, Reader(found.encode()[8:], strict=True)) == found
+    assert message_frames.decode(*frame, Reader(found.encode()[8:], strict=True)) == found
 
 
 def test_false_counts_allocate_nothing() -> None:
@@ -452,7 +455,7 @@ def test_null_sasl_data_is_empty() -> None:
 def test_sub_entry_with_filter_value_is_refused() -> None:
     data = struct.pack('>QH', 1, 0xFFFF) + sub_batch([b'a'])
     with pytest.raises(FrameError, match='sub-entries'):
-        commands.decode(2, 2, Reader(struct.pack('>BI', 0, 1) + data, strict=True))
+        message_frames.decode(2, 2, Reader(struct.pack('>BI', 0, 1) + data, strict=True))
 
 
 def test_decoded_frame_and_errors_hide_the_password() -> None:
@@ -482,7 +485,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     fields.Challenge: st.none() | st.binary(max_size=40),
     fields.LastMap: st.dictionaries(TEXT, TEXT, max_size=4),
 }
-BROKERS = st.builds(Broker, TEXT, VALUES[fields.U32])
+BROKERS = st.builds(NodeAddress, TEXT, VALUES[fields.U32])
 OFFSETS = st.one_of(
     st.sampled_from([Offset.FIRST, Offset.LAST, Offset.NEXT]),
     st.builds(Offset.offset, VALUES[fields.U64]),
@@ -524,7 +527,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(args[0]), max_size=4).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, args))
-    assert kind is type(None)
+    assert kind is None
     return st.none()
 
 
@@ -549,7 +552,7 @@ def test_recorded_frames_round_trip(name: str) -> None:
     found = split_frames(session(name))
     assert found
     for key, version, body in found:
-        item = commands.decode(key, version, Reader(body, strict=True))
+        item = message_frames.decode(key, version, Reader(body, strict=True))
         assert item.encode() == frame(key, body, version)
 
 
@@ -604,7 +607,7 @@ def test_string_above_65534_bytes_is_refused(make: Callable[[str], bytes]) -> No
     [
         lambda: commands.Unsubscribe(256).encode(1),
         lambda: commands.credit(0, 2**15),
-        lambda: commands.PublishConfirm(0, (2**64,)).encode(),
+        lambda: message_frames.PublishConfirm(0, (2**64,)).encode(),
         lambda: commands.store_offset('r', 's', 2**64),
         lambda: commands.store_offset('r', 's', -1),
     ],
@@ -627,8 +630,17 @@ def test_repr_hides_the_password() -> None:
 def test_commands_are_values() -> None:
     assert repr(Tune(1, heartbeat=60)) == 'Tune(frame_max=1, heartbeat=60)'
     assert commands.Close(reason='enough') == commands.Close(ResponseCode.OK, 'enough')
-    assert str(Broker('node', 5552)) == 'node:5552'
-    assert len({Broker('node', 5552), Broker(port=5552, host='node'), Broker('node', 5551)}) == 2
+    assert str(NodeAddress('node', 5552)) == 'node:5552'
+    assert (
+        len(
+            {
+                NodeAddress('node', 5552),
+                NodeAddress(port=5552, host='node'),
+                NodeAddress('node', 5551),
+            }
+        )
+        == 2
+    )
     other: object = commands.Partitions('a')
     assert commands.Delete('a') != other
     assert pickle.loads(pickle.dumps(Tune(1, 60))) == Tune(1, 60)
@@ -655,7 +667,7 @@ def test_broker_sends_close() -> None:
 
 @pytest.mark.parametrize('key', [Key.TUNE, Key.METADATA_UPDATE, Key.CLOSE])
 @given(data=st.binary(max_size=60))
-def test_parser_reads_any_bytes_or_raises_frame_error(key: Key, data: bytes) -> None:
+def test_parser_reads_any_bytes_or_raises_frame_error(key: int, data: bytes) -> None:
     try:
         commands.READERS[key, 1](Reader(data + b'later'))
     except FrameError:
@@ -723,7 +735,7 @@ def test_cython_constants_match_const() -> None:
 
 
 def test_enums_have_the_numbers_of_the_protocol() -> None:
-    assert [int(key) for key in Key] == list(range(1, 0x20))
+    assert [*KEYS] == list(range(1, 0x20))
     assert [int(code) for code in ResponseCode] == list(range(1, 0x16))
     assert [int(kind) for kind in OffsetType] == [1, 2, 3, 4, 5, 0xFFFE, 0xFFFF]
 

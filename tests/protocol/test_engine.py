@@ -222,7 +222,7 @@ def test_responses_of_a_complete_session() -> None:
     assert len(versions) == 19
     assert versions[2] == (1, 2)
     assert found[0x800E] == [(2, None)]
-    node = commands.Broker('127.0.0.1', 5552)
+    node = commands.NodeAddress('127.0.0.1', 5552)
     assert found[0x800F] == [
         (
             1,

@@ -50,7 +50,7 @@ def cut(owner: Any) -> None:
 
 EVENTS = [
     item
-    for item in map(rbs.__dict__.get, rbs.__all__)
+    for item in (getattr(rbs, name) for name in rbs.__all__)
     if inspect.isclass(item) and issubclass(item, rbs.Event) and item not in BASES
 ]
 

@@ -30,8 +30,8 @@ from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import core_of
-from tests.streams.test_consume_recovery import members
-from tests.streams.test_publish_recovery import default, missing, published
+from tests.streams.consume.test_consume_recovery import members
+from tests.streams.publish.test_publish_recovery import default, missing, published
 
 own_clock = pytest.mark.own_clock
 
@@ -233,7 +233,7 @@ async def test_send_many_raises_the_error_that_ends_an_outage() -> None:
 CODES = [code for code in ResponseCode if code != ResponseCode.OK]
 
 
-def retried(command: Key, code: int) -> tuple[bool, bool]:
+def retried(command: int, code: int) -> tuple[bool, bool]:
     """Return whether a code is retried at the first use, and after a connection loss."""
     first = (command, code) in ALWAYS
     return first, first or (command, code) in REDECLARING
@@ -335,11 +335,11 @@ async def test_retries_of_query_publisher_sequence(code: int) -> None:
 @own_clock
 @pytest.mark.parametrize('key', [Key.QUERY_OFFSET, Key.STREAM_STATS])
 @pytest.mark.parametrize('code', CODES)
-async def test_retries_of_requests_for_the_start_offset(code: int, key: Key) -> None:
+async def test_retries_of_requests_for_the_start_offset(code: int, key: int) -> None:
     if code == ResponseCode.NO_OFFSET:
         return  # no error: nothing is stored for the reference
     first, _ = retried(key, code)
-    offset = rbs.Offset.reference('me') if key is Key.QUERY_OFFSET else rbs.Offset.NEXT
+    offset = rbs.Offset.reference('me') if key == Key.QUERY_OFFSET else rbs.Offset.NEXT
     async with (
         FakeBroker(on={key: refuse(code)}) as fake,
         rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,

@@ -12,15 +12,15 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from rbfly.net import outages
+from rbfly.net import outage_log
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame, Step
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, session_of
+from tests.streams.publish.test_publish_recovery import default
 from tests.streams.test_outage import lose, now, publishing_peers, subscribe
-from tests.streams.test_publish_recovery import default
 
 HANG = 20.0
 NEXT = r'; next attempt (?:at once|in (\d+\.\d) s)'
@@ -68,13 +68,13 @@ def cut(owner: Any) -> None:
     session_of(owner).registration.connection._transport.abort()
 
 
-def log_of(client: rbs.StreamsClient) -> outages.OutageLog:
+def log_of(client: rbs.StreamsClient) -> outage_log.OutageLog:
     (found,) = cluster_of(client).observers._observers
-    assert isinstance(found, outages.OutageLog)
+    assert isinstance(found, outage_log.OutageLog)
     return found
 
 
-def is_idle(log: outages.OutageLog) -> bool:
+def is_idle(log: outage_log.OutageLog) -> bool:
     return not (log._outages or log._timer or log._has_news())
 
 
@@ -176,7 +176,7 @@ async def test_lines_while_an_outage_lasts(lines: Lines) -> None:
         assert is_idle(log_of(client))
     first, *more = lines.found[:-1]
     assert first[1] == 'WARNING'
-    assert first[0] - began == pytest.approx(outages.COLLECT)
+    assert first[0] - began == pytest.approx(outage_log.COLLECT)
     times = []
     for at, level, text in more:
         assert level == 'WARNING'
@@ -484,7 +484,7 @@ async def test_nothing_is_computed_for_a_disabled_logger(
     reported: list[BaseException],
 ) -> None:
     caplog.set_level(logging.ERROR, 'rbfly.net')
-    monkeypatch.setattr(outages, 'Outage', None)  # calling it would raise
+    monkeypatch.setattr(outage_log, 'Outage', None)  # calling it would raise
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_stream('orders')
         async with client.publisher('orders') as publisher:
@@ -535,4 +535,4 @@ async def test_client_that_disconnects_during_an_outage(seconds: float, lines: L
     ('seconds', 'text'), [(-1, 'at once'), (0.0, 'at once'), (0.04, 'at once'), (0.06, 'in 0.1 s')]
 )
 def test_line_says_when_the_next_attempt_is(seconds: float, text: str) -> None:
-    assert outages.next_attempt(seconds) == f'next attempt {text}'
+    assert outage_log.next_attempt(seconds) == f'next attempt {text}'

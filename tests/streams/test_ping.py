@@ -19,7 +19,7 @@ from tests.fake import CLOSING, RESETTING, SILENT, FakeBroker, Frame, Handler, S
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import pool_of
-from tests.streams.test_publish_recovery import default, once
+from tests.streams.publish.test_publish_recovery import default, once
 
 own_clock = pytest.mark.own_clock
 SHORT = 0.1  # seconds; long for loopback, short for a test

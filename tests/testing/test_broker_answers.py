@@ -6,6 +6,7 @@ import pytest
 
 from brokers import RabbitMQ
 from rbfly.protocol import commands as c
+from rbfly.protocol import message_frames
 from rbfly.protocol.chunks import message
 from rbfly.protocol.const import Key
 from rbfly.protocol.fields import string
@@ -211,8 +212,8 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
             '0x02, 0x02, 0x02',
         ),
         # messages
-        'no messages': (declare + c.Publish(0, ()).encode(), '0x01'),
-        'no messages, unknown publisher': (c.Publish(7, ()).encode(), 'PublishError'),
+        'no messages': (declare + message_frames.Publish(0, ()).encode(), '0x01'),
+        'no messages, unknown publisher': (message_frames.Publish(7, ()).encode(), 'PublishError'),
         'truncated message': (
             declare + frame(Key.PUBLISH, b'\0\0\0\0\1' + struct.pack('>QI', 1, 100)),
             '0x01, closed',
@@ -230,7 +231,7 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
             CRASH,
         ),
         'no filter value, unknown publisher': (
-            c.PublishV2(7, ONE).encode(), 'PublishError 0x12 | closed',
+            message_frames.PublishV2(7, ONE).encode(), 'PublishError 0x12 | closed',
         ),
         # offsets
         'offset of type 0': (

@@ -23,13 +23,8 @@ from rbfly.protocol.commands import (
     Delete,
     DeletePublisher,
     DeleteSuperStream,
-    Deliver,
-    DeliverV2,
     Metadata,
     Partitions,
-    Publish,
-    PublishConfirm,
-    PublishV2,
     QueryOffset,
     QueryPublisherSequence,
     Response,
@@ -40,6 +35,7 @@ from rbfly.protocol.commands import (
     Unsubscribe,
 )
 from rbfly.protocol.const import Key
+from rbfly.protocol.message_frames import Deliver, DeliverV2, Publish, PublishConfirm, PublishV2
 from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
 from tests.raw import RawClient, connected, entries, opened

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from rbfly.error import AuthenticationError
-from rbfly.protocol import commands
+from rbfly.protocol import commands, message_frames
 from rbfly.protocol.const import ResponseCode
 from rbfly.testing import StreamBroker
 from tests.brokers import until
@@ -134,13 +134,15 @@ async def test_publisher_does_not_exist_until_it_is_declared_again(
     async with opened(memory.uri) as client:
         await client.value(commands.DeclarePublisher(0, 'shop', 'orders'))
         memory.publish_error(missing)
-        client.send(commands.Publish(0, entries(1, 2)), commands.Publish(0, entries(3)))
-        assert await client.receive() == commands.PublishError(0, ((1, missing), (2, missing)))
-        assert await client.receive() == commands.PublishError(0, ((3, missing),))
+        client.send(message_frames.Publish(0, entries(1, 2)), message_frames.Publish(0, entries(3)))
+        assert await client.receive() == message_frames.PublishError(
+            0, ((1, missing), (2, missing))
+        )
+        assert await client.receive() == message_frames.PublishError(0, ((3, missing),))
         assert await client.code(commands.DeletePublisher(0)) == missing
         await client.value(commands.DeclarePublisher(0, 'shop', 'orders'))
-        client.send(commands.Publish(0, entries(1, 2)))
-        assert await client.receive() == commands.PublishConfirm(0, (1, 2))
+        client.send(message_frames.Publish(0, entries(1, 2)))
+        assert await client.receive() == message_frames.PublishConfirm(0, (1, 2))
     assert memory.messages('orders', raw=True) == [b'1', b'2']
 
 
@@ -238,17 +240,17 @@ async def test_shuffle_confirms(memory: StreamBroker) -> None:
             other.create_stream('orders')
             other.shuffle_confirms()
             await client.value(commands.DeclarePublisher(3, '', 'orders'))
-            client.send(commands.Publish(3, entries(*ids)))
+            client.send(message_frames.Publish(3, entries(*ids)))
             found: list[int] = []
             while len(found) < len(ids):
                 frame = await client.receive()
-                assert isinstance(frame, commands.PublishConfirm)
+                assert isinstance(frame, message_frames.PublishConfirm)
                 found += frame.publishing_ids
             assert sorted(found) == [*ids]
             assert found != [*ids]
             confirmed.append(found)
             other.heal()
-            client.send(commands.Publish(3, entries(*ids)))
+            client.send(message_frames.Publish(3, entries(*ids)))
             healed: list[int] = []
             while len(healed) < len(ids):
                 healed += (await client.receive()).publishing_ids

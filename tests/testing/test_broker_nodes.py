@@ -27,7 +27,9 @@ async def memory() -> AsyncIterator[StreamBroker]:
 
 
 async def test_metadata(memory: StreamBroker) -> None:
-    nodes = [commands.Broker('127.0.0.1', int(uri.rpartition(':')[2][:-1])) for uri in memory.uris]
+    nodes = [
+        commands.NodeAddress('127.0.0.1', int(uri.rpartition(':')[2][:-1])) for uri in memory.uris
+    ]
     async with opened(memory.uri) as client:
         assert await client.value(commands.Metadata(('orders',))) == {
             'orders': commands.StreamMetadata(1, nodes[0], (nodes[1], nodes[2]))

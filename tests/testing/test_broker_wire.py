@@ -21,14 +21,8 @@ from rbfly.protocol.commands import (
     DeclarePublisher,
     Delete,
     DeletePublisher,
-    Deliver,
-    DeliverV2,
     Metadata,
     MetadataUpdate,
-    Publish,
-    PublishConfirm,
-    PublishError,
-    PublishV2,
     QueryOffset,
     QueryPublisherSequence,
     StoreOffset,
@@ -36,8 +30,16 @@ from rbfly.protocol.commands import (
     Subscribe,
     Unsubscribe,
 )
-from rbfly.protocol.const import Key
+from rbfly.protocol.const import KEYS, Key
 from rbfly.protocol.fields import TIME_MAX
+from rbfly.protocol.message_frames import (
+    Deliver,
+    DeliverV2,
+    Publish,
+    PublishConfirm,
+    PublishError,
+    PublishV2,
+)
 from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
 from tests.brokers import until
@@ -189,7 +191,7 @@ async def test_heartbeats_of_the_client(client: RawClient) -> None:
 
 
 async def test_broker_survives_random_frames(memory: StreamBroker, rng: random.Random) -> None:
-    keys = [*Key, *(0x8000 | key for key in Key), 0x7000]
+    keys = [*KEYS, *(0x8000 | key for key in KEYS), 0x7000]
     for _ in range(100):
         if 's' not in memory.streams:  # a random frame has deleted it
             memory.create_stream('s')
@@ -243,7 +245,7 @@ async def test_delete(client: RawClient) -> None:
 
 async def test_metadata(memory: StreamBroker, client: RawClient) -> None:
     found = await client.value(Metadata(('nothing', 's')))
-    here = commands.Broker('127.0.0.1', memory.port)
+    here = commands.NodeAddress('127.0.0.1', memory.port)
     assert found == {
         'nothing': commands.StreamMetadata(0x02, None, ()),
         's': commands.StreamMetadata(0x01, here, ()),

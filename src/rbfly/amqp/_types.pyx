@@ -22,7 +22,7 @@ from rbfly.error import (
 
 # Not `cpython.datetime`, which imports the module at once.
 cdef extern from 'datetime.h':
-    struct PyDateTime_CAPI:
+    ctypedef struct PyDateTime_CAPI:
         PyObject *DateTimeType
         PyObject *TimeZone_UTC
         object DateTime_FromDateAndTime(

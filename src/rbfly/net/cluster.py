@@ -59,7 +59,7 @@ class Cluster:
         self._locator = Locator(self._pool)
         self.busy_poll: float = 0.0
         if settings.busy_poll:
-            from .polling import poll_limit
+            from .busy_poll import poll_limit
 
             self.busy_poll = poll_limit(settings.busy_poll, settings.log_prefix)
 

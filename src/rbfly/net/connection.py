@@ -36,7 +36,7 @@ from ..error import (
 )
 from ..protocol import commands
 from ..protocol._engine import FRAME_CAP, Counters, Engine
-from ..protocol.commands import Broker, Command, Tune
+from ..protocol.commands import Command, NodeAddress, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .observer import (
     ConnectionState,
@@ -132,7 +132,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.frame_max: int = 0
         self.heartbeat: int = 0
         self.server_properties: dict[str, str] = {}
-        self.advertised: Broker | None = None
+        self.advertised: NodeAddress | None = None
         self.knows_optional: bool = False
         self.commands: Collection[int] = ()
         self.state: ConnectionState = ConnectionState.CONNECTING
@@ -173,7 +173,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self,
         agreed: Tune,
         server_properties: dict[str, str],
-        advertised: Broker | None,
+        advertised: NodeAddress | None,
         knows_optional: bool,
     ) -> None:
         """Complete the handshake: apply the negotiated limits and start heartbeats.
@@ -196,9 +196,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._role, self._observers = role, observers
         observers.notify(Observer.on_connection_opened, self.address, role)
 
-    def leads_to(self, node: Broker) -> bool:
+    def leads_to(self, node: NodeAddress) -> bool:
         """True if the connection reached that node, as far as the broker reports its address."""
-        return node == (self.advertised or Broker(self.address.host, self.address.port))
+        return node == (self.advertised or NodeAddress(self.address.host, self.address.port))
 
     def ids(self, role: Role) -> set[int]:
         """Free publisher ids, or free subscription ids."""
@@ -363,7 +363,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         """Decode the result of a future of :meth:`send_request`; a malformed one is fatal."""
         reader = commands.Reader(answer)
         try:
-            if command.key is not Key.METADATA:
+            if command.key != Key.METADATA:
                 code = reader.u16()
                 if code != ResponseCode.OK:
                     detail = f'{self.address}, while {self._step}' if self._step else ''

@@ -15,7 +15,7 @@ from ..error import (
     without_frames,
 )
 from ..protocol._engine import Counters
-from ..protocol.commands import Broker
+from ..protocol.commands import NodeAddress
 from ..record import replace
 from .connection import Connection
 from .handshake import connect
@@ -44,8 +44,8 @@ class Dialer:
         self._counters = counters
         self._closing = closing
         self._resolver = Resolver()
-        self._reached = Recent[Broker, ConnectionInfo]()
-        self._unreachable = Recent[Broker, float]()  # time until which to avoid the node
+        self._reached = Recent[NodeAddress, ConnectionInfo]()
+        self._unreachable = Recent[NodeAddress, float]()  # time until which to avoid the node
         self._failed = Recent[ConnectionInfo, float]()  # time of the last failure
         self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._established = False
@@ -78,7 +78,7 @@ class Dialer:
         """Note why a connection ended."""
         self.last_error = error or self.last_error
 
-    def routes(self, node: Broker | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
+    def routes(self, node: NodeAddress | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
         """Return the addresses of a node, and those that may lead to other nodes.
 
         First comes the address that led to the node before, then its advertised address.  Behind
@@ -93,11 +93,11 @@ class Dialer:
         own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
         return own, [info for info in known if info not in own]
 
-    def is_reachable(self, node: Broker) -> bool:
+    def is_reachable(self, node: NodeAddress) -> bool:
         """False if no address of the node has worked recently."""
         return self._unreachable.get(node, 0.0) <= asyncio.get_running_loop().time()
 
-    def avoid(self, node: Broker) -> None:
+    def avoid(self, node: NodeAddress) -> None:
         """Note that no address of a node works."""
         self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
 

@@ -11,7 +11,7 @@ import rbfly
 from ..error import AuthenticationError, StreamConnectionError, TLSError
 from ..protocol import commands
 from ..protocol._engine import Counters
-from ..protocol.commands import Broker
+from ..protocol.commands import NodeAddress
 from ..protocol.const import Key, ResponseCode
 from .connection import FIRST_STEP, Connection
 from .uri import ConnectionInfo, Settings
@@ -100,7 +100,7 @@ async def handshake(
         versions = await connection.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
         connection.commands = versions.keys()
     is_address = host and len(port) <= 5 and port.isdecimal()
-    advertised = Broker(host, int(port)) if is_address else None
+    advertised = NodeAddress(host, int(port)) if is_address else None
     connection.start(agreed, server, advertised, knows_optional)
 
 

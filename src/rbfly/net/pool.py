@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import inf
 
 from ..error import StreamConnectionError
-from ..protocol.commands import Broker
+from ..protocol.commands import NodeAddress
 from .connection import Connection, disconnected
 from .dialer import Dialer
 from .observer import Observers, Role, call_each
@@ -74,7 +74,7 @@ class Pool:
         return None
 
     async def get(
-        self, role: Role, node: Broker | None, deadline: Deadline, is_ping: bool = False
+        self, role: Role, node: NodeAddress | None, deadline: Deadline, is_ping: bool = False
     ) -> Connection:
         """Return a connection with a free id: to a node, if it is reachable; None for any node.
 
@@ -110,7 +110,7 @@ class Pool:
         if key in self._connects and self._connects[key].task is task:
             del self._connects[key]
 
-    def find(self, role: Role, node: Broker | None) -> Connection | None:
+    def find(self, role: Role, node: NodeAddress | None) -> Connection | None:
         """Return an open connection with a free id: to a node, or to any node for None."""
         for connection in self._open(role):
             if connection.ids(role) and (node is None or connection.leads_to(node)):
@@ -127,7 +127,7 @@ class Pool:
     async def _connect(
         self,
         role: Role,
-        node: Broker | None,
+        node: NodeAddress | None,
         is_ping: bool,
         progress: Progress,
         waiting: Sequence[Deadline],

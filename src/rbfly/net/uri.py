@@ -9,7 +9,7 @@ from enum import Enum
 
 from ..checks import check_type
 from ..error import URIError
-from ..protocol.commands import Broker, SaslAuthenticate, Tune
+from ..protocol.commands import NodeAddress, SaslAuthenticate, Tune
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
 from ..record import Record, replace
 
@@ -191,7 +191,7 @@ def decode(text: str, what: str) -> str:
     return result
 
 
-def at(where: Broker | Address, infos: Sequence[ConnectionInfo]) -> ConnectionInfo:
+def at(where: NodeAddress | Address, infos: Sequence[ConnectionInfo]) -> ConnectionInfo:
     """Return the first of `infos` with that address; if none has it, the first one, moved there."""
     for info in infos:
         if (info.host, info.port) == (where.host, where.port):

@@ -5,18 +5,17 @@
     one-way    size u32 | key u16 | version u16 | body
 
 A class declares the fields of a request and the type of its response; both are encoded and decoded
-by these declarations, and :func:`decode` finds the class of a frame.  For frequent frames, the
-client uses compiled code instead: `_frames` and `_engine`.
+by these declarations.  The frames that carry messages are in `message_frames`.
 """
 
 import struct
 from collections.abc import Callable
 from functools import cache
+from types import GenericAlias
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
-from ..error import ArgumentOverflowError, FrameError, counted
+from ..error import ArgumentOverflowError
 from ..record import Record
-from .chunks import Entries, FilteredEntries
 from .const import RESPONSE, Key, ResponseCode
 from .fields import (
     I16,
@@ -34,7 +33,6 @@ from .fields import (
     OffsetReference,
     OffsetSpec,
     PublisherName,
-    Rest,
     String,
     codec_of,
 )
@@ -70,10 +68,11 @@ class OneWay(Fields):
 class Command(Fields, Generic[T]):
     """A request; `T` is the type of its response's content."""
 
-    key: ClassVar[Key]
+    key: ClassVar[int]
     coded: ClassVar[bool]  # the response has a code
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # faster than that of Generic
 
-    def __init_subclass__(cls, key: Key, coded: bool = True) -> None:
+    def __init_subclass__(cls, key: int, coded: bool = True) -> None:
         super().__init_subclass__()
         cls.key, cls.coded = key, coded
         READERS[key, 1] = lambda reader: Request(reader.u32(), cls.read(reader))
@@ -136,21 +135,6 @@ class Response(Record):
 
 READERS: dict[tuple[int, int], Callable[[Reader], Request | Response | OneWay]] = {}
 """Decoders of frames, by key and version."""
-
-
-def decode(key: int, version: int, reader: Reader) -> Request | Response | OneWay:
-    """Decode a frame; `encode()` of the result returns the same bytes.
-
-    :raises FrameError: the key and version are unknown, or the fields are malformed.
-    """
-    read = READERS.get((key, version))
-    if read is None:
-        raise FrameError(f'frame 0x{key:04x} version {version} is unknown')
-    found = read(reader)
-    if not reader.at_end:
-        left = counted(reader.left, 'byte')
-        raise FrameError(f'frame 0x{key:04x} has {left} after its fields')
-    return found
 
 
 # -- connection
@@ -251,7 +235,7 @@ class StreamStats(Command[dict[String, I64]], key=Key.STREAM_STATS):
     stream: String
 
 
-class Broker(Record):
+class NodeAddress(Record):
     """A node's advertised address."""
 
     host: str
@@ -265,8 +249,8 @@ class StreamMetadata(Record):
     """The nodes of a stream; `leader` is None if the stream has no leader at the moment."""
 
     code: int
-    leader: Broker | None
-    replicas: tuple[Broker, ...]
+    leader: NodeAddress | None
+    replicas: tuple[NodeAddress, ...]
 
 
 BROKERS = codec_of(dict[U16, tuple[String, U32]])
@@ -287,7 +271,7 @@ def write_metadata(streams: dict[str, StreamMetadata]) -> bytes:
 
 
 def read_metadata(reader: Reader) -> dict[str, StreamMetadata]:
-    brokers = {ref: Broker(*address) for ref, address in BROKERS.decode(reader).items()}
+    brokers = {ref: NodeAddress(*address) for ref, address in BROKERS.decode(reader).items()}
     return {
         name: StreamMetadata(
             code, brokers.get(leader), tuple(brokers[ref] for ref in refs if ref in brokers)
@@ -328,28 +312,6 @@ class QueryPublisherSequence(Command[U64], key=Key.QUERY_PUBLISHER_SEQUENCE):
     stream: String
 
 
-class Publish(OneWay, key=Key.PUBLISH):
-    publisher_id: U8
-    entries: Entries
-
-
-class PublishV2(OneWay, key=Key.PUBLISH, version=2):
-    publisher_id: U8
-    entries: FilteredEntries
-
-
-class PublishConfirm(OneWay, key=Key.PUBLISH_CONFIRM):
-    publisher_id: U8
-    publishing_ids: tuple[U64, ...]
-
-
-class PublishError(OneWay, key=Key.PUBLISH_ERROR):
-    """Publishing ids that were not stored, with the reasons."""
-
-    publisher_id: U8
-    errors: tuple[tuple[U64, U16], ...]
-
-
 # -- consuming
 
 
@@ -363,17 +325,6 @@ class Subscribe(Command[None], key=Key.SUBSCRIBE):
 
 class Unsubscribe(Command[None], key=Key.UNSUBSCRIBE):
     subscription_id: U8
-
-
-class Deliver(OneWay, key=Key.DELIVER):
-    subscription_id: U8
-    chunk: Rest
-
-
-class DeliverV2(OneWay, key=Key.DELIVER, version=2):
-    subscription_id: U8
-    committed_chunk_id: U64
-    chunk: Rest
 
 
 class Credit(OneWay, key=Key.CREDIT):

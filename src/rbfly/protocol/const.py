@@ -8,8 +8,8 @@ DEFAULT_TLS_PORT = 5551
 RESPONSE = 0x8000  # bit of the key that marks a response
 
 
-class Key(IntEnum):
-    """Command keys."""
+class Key:
+    """Command keys; plain numbers, because an enumeration of so many takes long to import."""
 
     DECLARE_PUBLISHER = 0x0001
     PUBLISH = 0x0002
@@ -42,6 +42,9 @@ class Key(IntEnum):
     CREATE_SUPER_STREAM = 0x001D
     DELETE_SUPER_STREAM = 0x001E
     RESOLVE_OFFSET_SPEC = 0x001F  # since RabbitMQ 4.3; 4.0 answers UNKNOWN_FRAME
+
+
+KEYS = {key: name.lower() for name, key in vars(Key).items() if name.isupper()}
 
 
 class ResponseCode(IntEnum):

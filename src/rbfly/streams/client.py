@@ -13,7 +13,7 @@ from ..error import ArgumentError, ArgumentTypeError, StreamConnectionError
 from ..later import Later, datetime
 from ..net.cluster import Cluster
 from ..net.connection import Connection
-from ..net.outages import OutageLog
+from ..net.outage_log import OutageLog
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
 from ..protocol.compression import Compression

@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-from ..error import CallbackError, StreamDoesNotExist, copy_error
+from ..error import CallbackError, copy_error
 from ..net.cluster import Cluster
-from ..net.observer import Life, Observer, Role, State
+from ..net.observer import Life, Role, State
+from ..net.recovery import Kind, Recovery, describe, node
+from ..net.registration import Registration
 from ..net.uri import Address
 from ..record import Record
 from ._waiting import WaitingTasks
@@ -36,8 +38,6 @@ __all__ = [
     'StreamDeleted',
     'StreamMoved',
 ]
-
-Kind = Literal['publisher', 'subscription']
 
 
 class Event(Record):
@@ -201,7 +201,7 @@ class HandoverLate(GroupEvent):
     """
 
 
-class EventQueue(Observer):
+class EventQueue(Recovery):
     """Collects the events of a client until the program asks for them.
 
     :param limit: number of events to keep.
@@ -241,35 +241,36 @@ class EventQueue(Observer):
 
     # -- the observer
 
-    def on_transition(
-        self,
-        registration: Any,
-        before: State | Life,
-        after: State | Life,
-        error: Exception | None,
+    def on_lost(
+        self, registration: Registration, before: State | Life, after: State, error: Exception
     ) -> None:
         if after is State.LOST:
             self._attempts[registration] = 0
             if registration.moved:
-                self._add(StreamMoved(*link(registration)))
-        elif after is State.OPEN:
-            if self._attempts.pop(registration, None) is not None:
-                self._add(Recovered(*link(registration), node(registration.connection.address)))
-        elif after is State.IDLE:
-            self._attempts.pop(registration, None)
-            # else its owner closed it, or the client disconnects
-            if error is not None and registration.generation == registration.cluster.generation:
-                if isinstance(error, StreamDoesNotExist) and registration.declared:
-                    self._add(StreamDeleted(*link(registration)))
-                else:
-                    own = error.error if isinstance(error, CallbackError) else None
-                    found = own if isinstance(own, Exception) else copy_error(error)
-                    self._add(RecoveryFailed(*link(registration), found))
+                self._add(StreamMoved(*describe(registration)))
+
+    def on_open(self, registration: Registration) -> None:
+        if self._attempts.pop(registration, None) is not None:
+            assert registration.connection is not None
+            address = node(registration.connection.address)
+            self._add(Recovered(*describe(registration), address))
+
+    def on_closed(self, registration: Registration, by_owner: bool) -> None:
+        self._attempts.pop(registration, None)
+
+    def on_gave_up(self, registration: Registration, error: Exception, is_deleted: bool) -> None:
+        self._attempts.pop(registration, None)
+        if is_deleted:
+            self._add(StreamDeleted(*describe(registration)))
+        else:
+            own = error.error if isinstance(error, CallbackError) else None
+            reason = own if isinstance(own, Exception) else copy_error(error)
+            self._add(RecoveryFailed(*describe(registration), reason))
 
     def on_back_off(self, registration: Any, error: Exception, retry_at: float) -> None:
         attempt = self._attempts[registration] = self._attempts.get(registration, 0) + 1
         delay = max(0.0, retry_at - asyncio.get_running_loop().time())
-        self._add(RecoveryScheduled(*link(registration), attempt, delay, copy_error(error)))
+        self._add(RecoveryScheduled(*describe(registration), attempt, delay, copy_error(error)))
 
     def on_disconnect(self) -> None:
         self.end()
@@ -339,14 +340,3 @@ class Events(AsyncIterator[Event]):
 
     def __del__(self) -> None:
         self._leave()
-
-
-def link(registration: Any) -> tuple[Kind, str, str]:
-    """Return kind, stream and name of a publisher or subscription."""
-    owner = registration.owner
-    kind: Kind = 'publisher' if owner.role is Role.PUBLISH else 'subscription'
-    return kind, owner.stream, getattr(owner, 'name', None) or ''
-
-
-def node(address: Address) -> str:
-    return str(address).partition('://')[2]

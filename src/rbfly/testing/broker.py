@@ -18,9 +18,9 @@ from ..protocol.const import ResponseCode
 from ..types import AMQPBody
 from .arguments import Crash, Refused
 from .cluster import Binding, Bindings, Cluster
+from .fault_methods import FaultMethods
 from .faults import Faults
 from .handlers import HANDLERS, Connection
-from .injecting import FaultMethods
 from .node import Node
 from .stream import Stream
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from ..protocol.commands import CreateSuperStream, StreamMetadata
 from ..protocol.const import ResponseCode
 from .arguments import Arguments, Crash, Refused, require
+from .connection import Wire
 from .faults import Faults
 from .group import Group, Key
 from .node import Node
 from .stream import Clock, Stream
-from .wire import Wire
 
 LINE_ENDS = str.maketrans('', '', '\r\n')
 PARTITIONS_MAX = 1000  # of a super stream, since RabbitMQ 4.3.3

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..error import FrameError
-from ..protocol.commands import OneWay, Request, Response, decode
+from ..protocol.commands import OneWay, Request, Response
 from ..protocol.const import RESPONSE, Key
 from ..protocol.fields import Reader
+from ..protocol.message_frames import decode
 from .arguments import Crash
 from .stream import Entries
 

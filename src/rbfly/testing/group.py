@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..protocol import commands
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset
+from .connection import Wire
 from .stream import Stream, Subscription
-from .wire import Wire
 
 ACTIVE, DEACTIVATING, WAITING = 'active', 'deactivating', 'waiting'  # states of a member
 

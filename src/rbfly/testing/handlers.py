@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..protocol import commands
+from ..protocol import commands, message_frames
 from ..protocol.commands import StreamMetadata, Tune
-from ..protocol.const import Key, ResponseCode
+from ..protocol.const import KEYS, Key, ResponseCode
 from ..protocol.fields import NAME_MAX
 from ..protocol.offset import Offset
 from .arguments import Crash, Refused, require
@@ -117,14 +117,14 @@ class Connection(Session):
 
     def do_exchange_command_versions(
         self, command: commands.ExchangeCommandVersions
-    ) -> Mapping[Key, tuple[int, int]]:
-        if not (set(Key) - NEW[self.cluster.version]).issuperset(command.versions):
+    ) -> Mapping[int, tuple[int, int]]:
+        if not (KEYS.keys() - NEW[self.cluster.version]).issuperset(command.versions):
             raise Crash('unknown key')
         if command.versions.get(Key.DELIVER, (1, 1))[1] == 2:
             self.deliver_version = 2
         unlisted = {Key.SASL_AUTHENTICATE, Key.EXCHANGE_COMMAND_VERSIONS}
         found = self.handlers.keys() - HANDSHAKE - unlisted
-        return {Key(key): (1, 2 if key == Key.PUBLISH else 1) for key in found}
+        return {key: (1, 2 if key == Key.PUBLISH else 1) for key in found}
 
     def do_close(self, command: commands.Close) -> None:
         self.after_response = self.close
@@ -170,7 +170,7 @@ class Connection(Session):
 
     # -- publishing
 
-    def do_publish(self, command: commands.PublishV2) -> None:
+    def do_publish(self, command: message_frames.PublishV2) -> None:
         columns = [*map(list, zip(*command.entries, strict=True))] or [[], [], []]
         self.publish(command.publisher_id, Entries(*columns))
 
@@ -240,12 +240,12 @@ class Connection(Session):
 
 
 # Commands that a version of RabbitMQ does not know yet.
-NEW = {'4.0': {Key.RESOLVE_OFFSET_SPEC}, '4.3': set[Key]()}
+NEW = {'4.0': {Key.RESOLVE_OFFSET_SPEC}, '4.3': set[int]()}
 HANDLERS: dict[str, dict[int, Callable[[Any, Any], Any]]] = {
     version: {
-        key: getattr(Connection, f'do_{key.name.lower()}')
-        for key in Key
-        if key not in new and hasattr(Connection, f'do_{key.name.lower()}')
+        key: getattr(Connection, f'do_{name}')
+        for key, name in KEYS.items()
+        if key not in new and hasattr(Connection, f'do_{name}')
     }
     for version, new in NEW.items()
 }

@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ..protocol.commands import Broker
-from .wire import STEP_TIMEOUT, Wire
+from ..protocol.commands import NodeAddress
+from .connection import STEP_TIMEOUT, Wire
 
 
 @dataclass(eq=False, repr=False)
@@ -29,9 +29,9 @@ class Node:
         return self._socket is not None
 
     @property
-    def address(self) -> Broker:
+    def address(self) -> NodeAddress:
         """The advertised address."""
-        return Broker(self.host, self.port)
+        return NodeAddress(self.host, self.port)
 
     def open(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[asyncio.Server]:
         """Listen at once; return a task that starts to accept connections.

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..error import FrameError
-from ..protocol import commands
+from ..protocol import commands, message_frames
 from ..protocol.commands import Request, Response, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .arguments import Crash, Refused, require
 from .cluster import Cluster
+from .connection import Wire
 from .frames import read_frame, read_publish
 from .group import Member, Updates
 from .node import Node
 from .stream import Entries, Publisher, Stream, Subscription
-from .wire import Wire
 
 FRAME_MAX_BEFORE_OPEN = 8192
 CLOSE_ID = 1  # correlation id of the broker's Close
@@ -181,7 +181,7 @@ class Session(Wire):
             return
         code = ResponseCode.PUBLISHER_DOES_NOT_EXIST
         errors = tuple((number, code) for number in entries.ids)
-        self.write(commands.PublishError(publisher_id, errors).encode())
+        self.write(message_frames.PublishError(publisher_id, errors).encode())
 
     def _drop(self) -> None:
         """Remove everything that the client has declared."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..error import ArgumentError
-from ..protocol import commands
+from ..protocol import commands, message_frames
 from ..protocol._chunk import Chunk
 from ..protocol.chunks import message, records, write_chunk
 from ..protocol.const import Key, ResponseCode
 from ..protocol.fields import NAME_MAX, TIME_MAX
 from ..protocol.offset import Offset, OffsetType
 from .arguments import FILTER_SIZE, Arguments
-from .wire import Wire
+from .connection import Wire
 
 CHUNK_ENTRIES = 8192  # maximum number of entries in a chunk
 FIRST_ENTRIES = 32  # the same for the first chunk; it doubles while more entries wait
@@ -366,7 +366,7 @@ class Publisher(Client):
         codes = self.wire.faults.refusals(len(entries.ids))
         if codes:
             errors = tuple(zip(entries.ids, codes, strict=False))
-            self.wire.write(commands.PublishError(self.id, errors).encode())
+            self.wire.write(message_frames.PublishError(self.id, errors).encode())
             if codes[-1] == ResponseCode.PUBLISHER_DOES_NOT_EXIST:
                 self.remove()
             entries = entries.select(range(len(codes), len(entries.ids)))
@@ -456,7 +456,7 @@ class Subscription(Client):
     def _deliver(self, chunk: StoredChunk) -> None:
         data = self.wire.faults.chunk(chunk.data)
         if self.wire.deliver_version == 1:
-            frame = commands.Deliver(self.id, data).encode()
+            frame = message_frames.Deliver(self.id, data).encode()
         else:
-            frame = commands.DeliverV2(self.id, self.stream.chunks[-1].offset, data).encode()
+            frame = message_frames.DeliverV2(self.id, self.stream.chunks[-1].offset, data).encode()
         self.wire.write(frame)

@@ -3,8 +3,8 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, final
 
 from ...amqp import MessageCtx
+from ...net.busy_poll import BusyPoll
 from ...net.connection import Connection
-from ...net.polling import BusyPoll
 from ...net.waiting import CloseTimeout
 from ...protocol._pending import ConfirmWaiter
 from ...protocol._publish import PublishWindow

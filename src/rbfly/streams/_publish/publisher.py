@@ -322,7 +322,7 @@ class Publisher(FastPublisher, BasePublisher):
             raise session.no_time()
         # Includes batches of a flush that timed out, or that runs concurrently.
         batches = core.flush()
-        full, session.full = session.full, False
+        full = session.begin_flush()
         if full and not batches and core.room() <= 0:  # other messages use the window
             await core.capacity.wait(1, 0, until)
         for batch in batches:

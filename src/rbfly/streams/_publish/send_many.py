@@ -42,6 +42,7 @@ class SendManyCall:
     :param session: session of the publisher, or of the first partition.
     """
 
+    _waits_first = True  # for capacity, before it takes a message of an asynchronous iterator
     _in_hand = False  # a message was taken, but not put into all its windows
     _skipped: Sequence[int] = ()  # indexes of messages that entered no window
     _partial: Sequence[int] = ()  # the same, of those that entered only some of their windows
@@ -247,13 +248,15 @@ class SendManyCall:
 
         An earlier message that fails ends the wait for the next one; its group has the error.
         """
-        session, core = self._session, self._core
+        session, core, take = self._session, self._core, self._take
         stop = self._stop = session.receiving[self._group] = asyncio.timeout(None)
         core.watch()
         try:
             async with stop:
                 while True:
-                    if self._must_wait():
+                    if self._waits_first and (
+                        core.capacity.waiting or not core.has_capacity(1) or not core.accepts
+                    ):
                         await session.wait_capacity()
                         session.check()
                         # Other tasks may use the capacity while the iterator waits.  Its message
@@ -269,10 +272,10 @@ class SendManyCall:
                     except Exception as ex:
                         return self._of_last(ex)
                     try:
-                        self._take(message)
+                        in_hand = take(message)
                     except Exception as ex:
                         return self._of_last(ex)
-                    if self._in_hand and (error := await self._place()):
+                    if in_hand and (error := await self._place()):
                         return error
                     if self._turn.is_over:  # the iterator may never have suspended
                         await self._yield()
@@ -360,20 +363,16 @@ class SendManyCall:
     def _write(self) -> None:
         self._core.write()
 
-    def _must_wait(self) -> bool:
-        """Return whether the publisher cannot take a message of an asynchronous iterator now."""
-        core = self._core
-        return bool(core.capacity.waiting) or not core.has_capacity(1) or not core.accepts
-
-    def _take(self, message: Message) -> None:
-        """Send a message of an asynchronous iterator: without an await, once it is taken."""
+    def _take(self, message: Message) -> bool:
+        """Send a message of an asynchronous iterator; return False, as it needs no `_place`."""
         core, group = self._core, self._group
         if group.settled:  # the publisher gave up meanwhile
             group.skip()
-            return
+            return False
         core.window.extend((message,), 1, group)
         if not core.scheduled:
             core.schedule()
+        return False
 
     async def _place(self) -> Exception | None:
         """Put the message in hand into its windows; return the error that ends the call."""

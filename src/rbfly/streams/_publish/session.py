@@ -29,10 +29,10 @@ from ...error import (
     copy_error,
     without_frames,
 )
+from ...net.busy_poll import BusyPoll
 from ...net.cluster import Cluster
 from ...net.connection import Connection, disconnected
 from ...net.observer import Life, Role
-from ...net.polling import BusyPoll
 from ...net.registration import Owner, Registration
 from ...net.waiting import CloseTimeout
 from ...protocol import commands
@@ -82,7 +82,6 @@ class PublisherSession(Owner):
     :ivar closing: the client's time for closing.
     :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
     :ivar name_check: detects another publisher of the same name; None without a name.
-    :ivar limit: most messages in flight that the program allows.
     :ivar abandoned: the program has dropped its last reference to the publisher.
     :ivar full: `batch` has refused a message: the next `flush` waits until there is capacity.
     """
@@ -107,7 +106,7 @@ class PublisherSession(Owner):
         self._cluster = cluster
         self._opened = False
         self._generation = cluster.generation
-        self.limit: int = core.window.max_unconfirmed
+        self._limit: int = core.window.max_unconfirmed
         self._idle = WaitingTasks()  # while closing it, until no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
@@ -236,7 +235,7 @@ class PublisherSession(Owner):
     def resize(self, limit: int) -> None:
         """Limit the messages in flight, also by the limit that the publisher was opened with."""
         core = self.core
-        core.window.resize(min(self.limit, limit))
+        core.window.resize(min(self._limit, limit))
         waiting = core.capacity.waiting
         for wait, (asked, amount) in waiting.items():
             waiting[wait] = min(asked, core.window.max_unconfirmed), amount
@@ -300,6 +299,11 @@ class PublisherSession(Owner):
         limit = self.core.window.max_unconfirmed
         text = f'max_unconfirmed ({limit}) messages are queued or in flight'
         return self.late(f'{text}; the message was not queued: await flush()', WindowTimeout)
+
+    def begin_flush(self) -> bool:
+        """Return whether `batch` has refused a message since the last `flush`."""
+        full, self.full = self.full, False
+        return full
 
     def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""

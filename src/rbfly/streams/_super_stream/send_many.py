@@ -25,6 +25,8 @@ class RoutedCall(SendManyCall):
     :param timed_out: returns the error of a call that has waited for partitions.
     """
 
+    _waits_first = False  # its partition is not known yet
+
     def __init__(
         self,
         session: PublisherSession,
@@ -77,15 +79,13 @@ class RoutedCall(SendManyCall):
     def _write(self) -> None:
         self._routed.write()
 
-    def _must_wait(self) -> bool:
-        return False
-
-    def _take(self, message: Message) -> None:
+    def _take(self, message: Message) -> bool:
         self._routed.take(message)
         if self._stop is not None and self._stop.when() is not None:
             self._routed.skip()  # the call has failed meanwhile
-        else:
-            self._routed.find()
+            return False
+        self._routed.find()
+        return True
 
     async def _place(self) -> Exception | None:
         """Send the message in hand to its partitions; return the error that ends the call.

@@ -13,7 +13,14 @@ from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo
 from tests.inside import core_of, window_of
-from tests.streams.test_sending import Connection, World, open_session, session, task_factory, turn
+from tests.streams.publish.test_sending import (
+    Connection,
+    World,
+    open_session,
+    session,
+    task_factory,
+    turn,
+)
 
 __all__ = ['task_factory']
 

@@ -6,7 +6,7 @@ from typing import Any
 from ..checks import check_integer, check_timeout, check_type
 from ..error import ArgumentError
 from ..protocol.const import ResponseCode
-from .running import Running
+from .lifecycle import Running
 from .stream import Stream
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import ConfirmTimeout, PublisherNameInUse, PublishError
-from rbfly.protocol import commands
+from rbfly.protocol import message_frames
 from rbfly.streams._publish.name_check import INTERVAL, NameCheck
 from rbfly.testing import StreamBroker
 from tests import fake as wire
@@ -19,8 +19,8 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, refuse
 from tests.fake import FakeConnection as Peer
 from tests.inside import connection_of, core_of, session_of
-from tests.streams.test_publish_recovery import moved
-from tests.streams.test_publisher_names import lose
+from tests.streams.publish.test_publish_recovery import moved
+from tests.streams.publish.test_publisher_names import lose
 
 QUERY = wire.QUERY_PUBLISHER_SEQUENCE
 NO_HEARTBEAT = (1048576, 0)
@@ -287,7 +287,7 @@ async def test_answer_that_arrives_together_with_a_confirm() -> None:
 
         def publish(peer: Peer, request: Frame) -> None:
             answer = held[0].decode().respond(held[0].correlation_id, 100)
-            confirm = commands.PublishConfirm(request.decode().publisher_id, (1,))
+            confirm = message_frames.PublishConfirm(request.decode().publisher_id, (1,))
             peer.send(answer + confirm.encode())
 
         fake.handlers[QUERY] = lambda peer, request: held.append(request)

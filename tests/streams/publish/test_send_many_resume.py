@@ -16,7 +16,7 @@ from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.examples import examples
 from tests.inside import cluster_of
-from tests.streams.test_publish import stored
+from tests.streams.publish.test_publish import stored
 
 COUNT = 2000
 NAMES = pytest.mark.parametrize('name', [None, 'loader'])

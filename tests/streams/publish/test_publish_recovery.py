@@ -30,7 +30,7 @@ from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
 from tests.inside import cluster_of, connection_of
 from tests.registrations import FakeRegistration
-from tests.streams.test_publish import stored
+from tests.streams.publish.test_publish import stored
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.streams import Compression, stream_message_ctx
-from tests.streams.test_publish import stored
-from tests.streams.test_publish_sub_entries import entries_of
+from tests.streams.publish.test_publish import stored
+from tests.streams.publish.test_publish_sub_entries import entries_of
 
 
 def assigned(body: str, publish_id: int | None) -> rbs.MessageCtx:

@@ -23,9 +23,9 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
 from tests.inside import cluster_of, connection_of, core_of
+from tests.streams.publish.test_publish import stored
+from tests.streams.publish.test_publish_recovery import missing, published
 from tests.streams.test_misuse import Held
-from tests.streams.test_publish import stored
-from tests.streams.test_publish_recovery import missing, published
 
 HANG = 10.0  # seconds; only a safeguard
 

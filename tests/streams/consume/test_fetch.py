@@ -17,7 +17,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.inside import cursor_of, session_of
 from tests.reading import filled, reading
-from tests.streams.test_reading import Reader, waiting
+from tests.streams.consume.test_reading import Reader, waiting
 
 HANG = 20.0  # seconds; only a safeguard
 

@@ -11,7 +11,7 @@ from rbfly.error import AMQPEncoderError
 from rbfly.streams import _client, stream_message_ctx
 from rbfly.streams.error import PublisherError, StreamDoesNotExist
 from tests.brokers import until
-from tests.streams.test_publish import stored
+from tests.streams.publish.test_publish import stored
 
 
 async def settle() -> None:

@@ -13,8 +13,8 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.inside import core_of, session_of, window_of
-from tests.streams.test_publish import stored
-from tests.streams.test_send_many import refusing
+from tests.streams.publish.test_publish import stored
+from tests.streams.publish.test_send_many import refusing
 
 FOREVER = 10**9
 WINDOWS = pytest.mark.parametrize('window', [1, 5, 100])

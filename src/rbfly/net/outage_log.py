@@ -12,10 +12,11 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..error import ConnectTimeout, StreamDoesNotExist, counted
-from .observer import Life, Observer, Role, State, call_each
+from ..error import ConnectTimeout, counted
+from .observer import Life, State, call_each
+from .recovery import Recovery, describe, node
 
 if TYPE_CHECKING:
     from .registration import Registration
@@ -27,7 +28,7 @@ COLLECT_BACK = 1.0  # the same for registrations that are back, while others are
 NAMED = 3  # registrations and nodes that a line names; it counts the others
 
 
-class Pace:
+class LogThrottle:
     """Spaces lines at growing intervals; starts again after it was not used for a while.
 
     :param first: seconds until the second line; each further interval is twice as long.
@@ -67,14 +68,10 @@ class Outage:
     """
 
     def __init__(self, registration: Registration) -> None:
-        owner = registration.owner
-        self.publishes: bool = owner.role is Role.PUBLISH
-        kind = 'publisher' if self.publishes else 'subscription'
-        name = getattr(owner, 'name', '')  # of a publisher
-        self.who: str = (
-            f'{kind} {name!r} of {owner.stream!r}' if name else f'{kind} of {owner.stream!r}'
-        )
-        self.resent: int = -owner.resent
+        kind, stream, name = describe(registration)
+        self.publishes: bool = kind == 'publisher'
+        self.who: str = f'{kind} {name!r} of {stream!r}' if name else f'{kind} of {stream!r}'
+        self.resent: int = -registration.owner.resent
         self.opening = False
         self.losses = 0
         self.began: float = 0.0
@@ -82,7 +79,7 @@ class Outage:
         self.reason = self.node = ''
 
 
-class OutageLog(Observer):
+class OutageLog(Recovery):
     """Logs when registrations of a client lose their connection, and when they are back.
 
     :param prefix: what each line begins with, see :attr:`.Settings.log_prefix`.
@@ -96,30 +93,14 @@ class OutageLog(Observer):
         self._closed: list[Outage] = []  # the same, but closed since
         self._lost: list[Outage] = []  # closed before a line reported their loss
         self._failed: dict[int, Outage] = {}  # by id of the registration, which may be gone
-        self._losses = Pace(2 * COLLECT, 30.0)
-        self._reminders = Pace(1.0, 300.0)
-        self._calls = Pace(1.0, 30.0)
+        self._losses = LogThrottle(2 * COLLECT, 30.0)
+        self._reminders = LogThrottle(1.0, 300.0)
+        self._calls = LogThrottle(1.0, 30.0)
         self._loop: asyncio.AbstractEventLoop | None = None  # of the timer
         self._timer: asyncio.Handle | None = None
         self._due = inf
 
     # -- events
-
-    def on_transition(
-        self,
-        registration: Any,
-        before: State | Life,
-        after: State | Life,
-        error: Exception | None,
-    ) -> None:
-        if after is State.IDLE:
-            self._on_idle(registration, error)
-        elif isinstance(after, Life) or not logger.isEnabledFor(logging.WARNING):
-            return
-        elif error is not None:
-            self._on_lost(registration, before, after, error)
-        elif after is State.OPEN and registration in self._outages:
-            self._on_open(registration)
 
     def on_call_waiting(self, error: Exception, retry_at: float) -> None:
         if self._outages or not logger.isEnabledFor(logging.WARNING):
@@ -134,9 +115,11 @@ class OutageLog(Observer):
         if self._has_news():
             self._report()
 
-    def _on_lost(
-        self, registration: Registration, before: object, after: State, error: Exception
+    def on_lost(
+        self, registration: Registration, before: State | Life, after: State, error: Exception
     ) -> None:
+        if not logger.isEnabledFor(logging.WARNING):
+            return
         now = asyncio.get_running_loop().time()
         outage = self._outages.get(registration) or self._unused.pop(registration, None)
         if outage is None:
@@ -154,48 +137,54 @@ class OutageLog(Observer):
             if now >= self._reminders.next:
                 self._schedule(now + COLLECT)
 
-    def _on_open(self, registration: Registration) -> None:
+    def on_open(self, registration: Registration) -> None:
+        if registration not in self._outages or not logger.isEnabledFor(logging.WARNING):
+            return
         now = asyncio.get_running_loop().time()
         assert registration.connection is not None
         outage = self._back[registration] = self._outages.pop(registration)
         outage.seconds = now - outage.began
-        outage.node = str(registration.connection.address).partition('://')[2]
+        outage.node = node(registration.connection.address)
         if not outage.losses:
             self._schedule(now + COLLECT_BACK if self._outages else now)
 
-    def _on_idle(self, registration: Registration, error: Exception | None) -> None:
-        if outage := self._back.pop(registration, None):
-            outage.resent += registration.owner.resent
-            self._closed.append(outage)
+    def on_closed(self, registration: Registration, by_owner: bool) -> None:
+        if self._has_closed_again(registration):
             return
         unused = self._unused.pop(registration, None)
-        if error is None:
-            unused = None  # its owner closed it
-        outage = self._outages.pop(registration, unused)
-        # The owner did not close it, and the client did not disconnect.
-        failed = error is not None and registration.generation == registration.cluster.generation
-        if failed and (outage is not None or self._opens_in_background(registration)):
-            now = asyncio.get_running_loop().time()
-            if outage is None:
-                outage = Outage(registration)
-                outage.began = now
-            outage.seconds = now - outage.began
-            # the line states the time itself: it needs the error of the last try
-            cause = error.__cause__ if isinstance(error, ConnectTimeout) else None
-            outage.reason = str(cause or error)
-            if isinstance(error, StreamDoesNotExist) and registration.declared:
-                outage.reason = 'the stream was deleted'
-            self._failed[id(registration)] = outage
-            self._schedule(max(now + COLLECT, self._losses.next))
-        elif outage is not None and outage.losses and not outage.opening:
+        outage = self._outages.pop(registration, None if by_owner else unused)
+        if outage is not None and outage.losses and not outage.opening:
             self._lost.append(outage)
         elif not (self._outages or self._unused or self._has_news()):
             self._stop_timer()
 
-    def _opens_in_background(self, registration: Registration) -> bool:
-        # No call raises the error at once.
-        first = registration.patient and not registration.declared
-        return first and logger.isEnabledFor(logging.WARNING)
+    def on_gave_up(self, registration: Registration, error: Exception, is_deleted: bool) -> None:
+        if self._has_closed_again(registration):
+            return
+        unused = self._unused.pop(registration, None)
+        outage = self._outages.pop(registration, unused)
+        now = asyncio.get_running_loop().time()
+        if outage is None:
+            if registration.declared or not registration.patient:
+                return  # a call raises the error at once
+            if not logger.isEnabledFor(logging.WARNING):
+                return
+            outage = Outage(registration)
+            outage.began = now
+        outage.seconds = now - outage.began
+        # the line states the time itself: it needs the error of the last try
+        cause = error.__cause__ if isinstance(error, ConnectTimeout) else None
+        outage.reason = 'the stream was deleted' if is_deleted else str(cause or error)
+        self._failed[id(registration)] = outage
+        self._schedule(max(now + COLLECT, self._losses.next))
+
+    def _has_closed_again(self, registration: Registration) -> bool:
+        """Return whether no line has reported yet that a registration was open again."""
+        if (outage := self._back.pop(registration, None)) is None:
+            return False
+        outage.resent += registration.owner.resent
+        self._closed.append(outage)
+        return True
 
     # -- lines
 

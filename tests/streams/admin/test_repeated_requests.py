@@ -13,7 +13,7 @@ from rbfly.protocol.const import Key
 from rbfly.streams.error import OffsetNotStored, ProtocolError, StreamConnectionError
 from tests import fake as wire
 from tests.fake import RESETTING, SILENT, FakeBroker, Handler, Step, refuse
-from tests.streams.test_publish_recovery import default, missing, once
+from tests.streams.publish.test_publish_recovery import default, missing, once
 
 own_clock = pytest.mark.own_clock
 

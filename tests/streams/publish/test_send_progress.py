@@ -26,7 +26,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.inside import core_of
-from tests.streams.test_send_many import refusing
+from tests.streams.publish.test_send_many import refusing
 
 KINDS = pytest.mark.parametrize('asynchronous', [False, True])
 Numbers = tuple[int, int, list[int], list[int]]

@@ -24,7 +24,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.inside import window_of
-from tests.streams.test_publish import stored
+from tests.streams.publish.test_publish import stored
 
 
 async def count(client: rbs.StreamsClient, stream: str) -> int:

@@ -14,8 +14,8 @@ from rbfly.net import retry
 from rbfly.streams.error import PublisherNameInUse, StreamConnectionError
 from tests.brokers import CONNECT_TIMEOUT
 from tests.inside import connection_of
-from tests.streams.test_consume import first, take
-from tests.streams.test_publish import stored
+from tests.streams.consume.test_consume import first, take
+from tests.streams.publish.test_publish import stored
 
 NAME = 'shop'
 

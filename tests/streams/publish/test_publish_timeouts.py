@@ -12,7 +12,7 @@ import rbfly.streams as rbs
 from rbfly.streams._publish._confirm import ConfirmFuture
 from rbfly.streams.error import ConfirmTimeout, WindowTimeout
 from tests.inside import session_of, window_of
-from tests.streams.test_sending import Connection, World, attach, task_factory, turn
+from tests.streams.publish.test_sending import Connection, World, attach, task_factory, turn
 
 __all__ = ['task_factory']
 

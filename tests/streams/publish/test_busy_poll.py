@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from rbfly.net import polling, retry
-from rbfly.net.polling import BusyPoll
+from rbfly.net import busy_poll, retry
+from rbfly.net.busy_poll import BusyPoll
 from rbfly.streams._publish import session as publishing
 from rbfly.streams.error import ArgumentError, ArgumentTypeError, ConfirmTimeout
 from rbfly.testing import StreamBroker
@@ -37,7 +37,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(publishing, 'BusyPoll', partial(BusyPoll, clock=clock))
-    monkeypatch.setattr(polling, 'processors', lambda: 2.0)
+    monkeypatch.setattr(busy_poll, 'processors', lambda: 2.0)
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
     return clock
 
@@ -125,7 +125,7 @@ async def test_partitions_share_a_callback(
     broker: StreamBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     polled: list[None] = []
-    monkeypatch.setattr(polling, 'yield_processor', lambda: polled.append(None))
+    monkeypatch.setattr(busy_poll, 'yield_processor', lambda: polled.append(None))
     broker.create_super_stream('many', partitions=20)
     async with (
         rbs.streams_client(broker.uri, busy_poll=LIMIT) as client,

@@ -21,7 +21,7 @@ from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.sizes import sized
-from tests.streams.test_publish_recovery import default, once
+from tests.streams.publish.test_publish_recovery import default, once
 
 HANG = 20.0  # seconds; only a safeguard
 

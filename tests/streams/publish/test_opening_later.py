@@ -30,8 +30,8 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Handler, Step, refuse
 from tests.inside import cluster_of
-from tests.streams.test_publish import stored
-from tests.streams.test_publish_recovery import missing, published
+from tests.streams.publish.test_publish import stored
+from tests.streams.publish.test_publish_recovery import missing, published
 from tests.streams.test_tls import copy
 
 own_clock = pytest.mark.own_clock

@@ -25,9 +25,9 @@ from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.inside import cluster_of, connection_of, core_of, session_of, window_of
 from tests.registrations import FakeRegistration
+from tests.streams.publish.test_publish_recovery import missing, moved
+from tests.streams.publish.test_send_many import refusing
 from tests.streams.test_misuse import Held
-from tests.streams.test_publish_recovery import missing, moved
-from tests.streams.test_send_many import refusing
 
 HANG = 30.0  # seconds; only a safeguard
 

@@ -24,7 +24,7 @@ from rbfly.streams.error import (
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.inside import connection_of, core_of, window_of
-from tests.streams.test_publish import stored
+from tests.streams.publish.test_publish import stored
 
 SOON = 0.02  # seconds
 NAMES = pytest.mark.parametrize('name', [None, 'shop'], ids=['unnamed', 'named'])

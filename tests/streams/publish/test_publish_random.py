@@ -18,7 +18,7 @@ from tests.entries import read_entries
 from tests.fake import FakeBroker, Frame, refuse
 from tests.fake import FakeConnection as Peer
 from tests.inside import cluster_of, pool_of
-from tests.streams.test_publish_recovery import moved
+from tests.streams.publish.test_publish_recovery import moved
 
 HANG = 60.0  # seconds; only a safeguard
 FAULTS = 0.3  # of all Publish frames

@@ -17,8 +17,8 @@ from rbfly.streams import Compression, stream_message_ctx
 from rbfly.streams._publish import publisher as publisher_module
 from rbfly.streams.error import CompressionError
 from tests.entries import read_entry
+from tests.streams.publish.test_publish import stored
 from tests.streams.test_interop import read_pika, read_rbfly, read_rstream
-from tests.streams.test_publish import stored
 
 HANG = 30.0  # seconds; only a safeguard
 BODIES = [b'message %d ' % i * (i % 20) for i in range(5000)]

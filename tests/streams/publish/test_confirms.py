@@ -22,8 +22,8 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.inside import core_of, window_of
-from tests.streams.test_publish import stored
-from tests.streams.test_send_many import refusing
+from tests.streams.publish.test_publish import stored
+from tests.streams.publish.test_send_many import refusing
 
 Held = list[tuple[Peer, Frame]]
 

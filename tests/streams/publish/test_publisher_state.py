@@ -1,0 +1,37 @@
+"""The state of a publisher, and its table of transitions."""
+
+from uuid import uuid4
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.streams._publish import session as module
+from rbfly.streams._publish.session import TRANSITIONS, PublisherState
+from tests.inside import session_of
+
+
+def test_table_is_the_documented_one() -> None:
+    lines = (module.__doc__ or '').splitlines()
+    documented = dict(line.strip().split(' -> ') for line in lines if ' -> ' in line)
+    assert documented == {
+        before.name: ', '.join(after.name for after in TRANSITIONS[before])
+        for before in PublisherState
+        if TRANSITIONS[before]
+    }
+
+
+async def test_a_publisher_with_a_name_connects_opens_and_closes(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    publisher = await client.publisher(stream, name=f'shop-{uuid4()}', wait=False)
+    assert session_of(publisher).state is PublisherState.CONNECTING
+    with pytest.raises(rbs.PublisherError, match='still connecting'):
+        publisher.batch('too early')
+    await publisher.send('x')
+    assert session_of(publisher).state is PublisherState.OPEN
+    await publisher.close()
+    assert session_of(publisher).state is PublisherState.CLOSED
+    with pytest.raises(rbs.PublisherError, match='is closed'):
+        await publisher.send('x')
+    with pytest.raises(AssertionError, match='illegal transition CLOSED -> OPEN'):
+        session_of(publisher)._enter(PublisherState.OPEN)
