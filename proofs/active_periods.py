@@ -50,6 +50,7 @@ class Period:
     late: bool = False
 
 
+@dataclass
 class Timeline:
     """The periods of one partition, by their begin.
 
@@ -61,25 +62,19 @@ class Timeline:
     :ivar wrong: what contradicts each claim.
     """
 
-    def __init__(
-        self,
-        partition: str,
-        numbers: Sequence[int],
-        offsets: Sequence[int],
-        histories: Sequence[Sequence[Record]],
-        faults: Iterable[Fault],
-        seconds: float,
-    ) -> None:
-        self.partition = partition
-        self.wrong: dict[str, list[str]] = {}
-        self._numbers = numbers
-        self._offsets = offsets
-        self._seconds = seconds
-        self._faults = [
-            (item.begin, item.end) for item in faults if item.partition in ('', partition)
-        ]
-        self.periods: list[Period] = []
-        for member, records in enumerate(histories):
+    partition: str
+    numbers: Sequence[int]
+    offsets: Sequence[int]
+    histories: Sequence[Sequence[Record]]
+    faults: Iterable[Fault]
+    seconds: float
+    wrong: dict[str, list[str]] = field(default_factory=dict)
+    periods: list[Period] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        mine = ('', self.partition)
+        self._faults = [(item.begin, item.end) for item in self.faults if item.partition in mine]
+        for member, records in enumerate(self.histories):
             self._read(member, records)
         self.periods.sort(key=lambda period: period.begin)
         self._check()
@@ -129,12 +124,12 @@ class Timeline:
             self._claim(ACTIVE, member, f'received offset {item.offset} without being active')
 
     def _deliver(self, period: Period, record: Record) -> None:
-        index = bisect_left(self._offsets, record.offset)
+        index = bisect_left(self.offsets, record.offset)
         where = f'offset {record.offset}'
-        if index == len(self._offsets) or self._offsets[index] != record.offset:
+        if index == len(self.offsets) or self.offsets[index] != record.offset:
             self._claim(ACTIVE, period.member, f'{where} holds no message')
-        elif self._numbers[index] != record.number:
-            text = f'{where} is {record.number}, not {self._numbers[index]}'
+        elif self.numbers[index] != record.number:
+            text = f'{where} is {record.number}, not {self.numbers[index]}'
             self._claim(ACTIVE, period.member, text)
         else:
             period.delivered.append((record.time, index))
@@ -143,7 +138,7 @@ class Timeline:
 
     def settled(self, period: Period, moment: float) -> bool:
         """Whether no fault has lost the frames that were sent at this moment."""
-        end = moment + self._seconds
+        end = moment + self.seconds
         return not any(
             a <= end and b >= moment for spans in (period.troubles, self._faults) for a, b in spans
         )
@@ -154,12 +149,12 @@ class Timeline:
             period.ended == 'inactive'
             and not period.late
             and self.settled(period, period.end)
-            and self.settled(period, period.end - self._seconds)
+            and self.settled(period, period.end - self.seconds)
         )
 
     def _check(self) -> None:
         received = {index for period in self.periods for _, index in period.delivered}
-        for index, number in enumerate(self._numbers):
+        for index, number in enumerate(self.numbers):
             if index not in received:
                 text = f'{self.partition}: no member received {number}'
                 self.wrong.setdefault(DELIVERED, []).append(text)
@@ -180,17 +175,17 @@ class Timeline:
             if when < period.begin
         ]
         certain = max((offset for offset, settled in stored if settled), default=-1)
-        begins = f'begins at offset {self._offsets[first]}'
-        if self._offsets[first] <= certain:
+        begins = f'begins at offset {self.offsets[first]}'
+        if self.offsets[first] <= certain:
             self._claim(NOT_BEFORE, member, f'{begins}, though {certain} was stored')
         last = max((offset for offset, _ in stored), default=-1)
-        if first > bisect_right(self._offsets, last):
+        if first > bisect_right(self.offsets, last):
             self._claim(NOT_AFTER, member, f'{begins}, though only {last} was stored')
         for other in before:
             if other.delivered and other.end <= period.begin and self._orderly(other):
                 index = other.delivered[-1][1]
                 if first <= index:
-                    done = f'member {other.member} had finished {self._offsets[index]}'
+                    done = f'member {other.member} had finished {self.offsets[index]}'
                     self._claim(NOT_AGAIN, member, f'{begins}, though {done}')
 
     # -- measurements

@@ -1,6 +1,6 @@
 """The proofs and their settings: plain data; the code of a proof is imported when it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ SETTINGS = {
     'how': "pause or partition the leader's node, or roll: restart the nodes one by one",
     'on': 'rabbitmq (a cluster of three) or memory (the in-memory broker)',
     'doing': 'activities of a soak: all, or names separated by commas (see proofs/soak)',
-    'by': 'publish by send, flush, send-many or giving-up; consume by body, context or batch',
+    'by': 'way of publishing or consuming',
     'unnamed': 'publish without a name, which allows duplicates after a fault',
 }
 
@@ -40,11 +40,6 @@ class Proof:
     settings: Mapping[str, Value]
     title: str
 
-    @property
-    def loop(self) -> str:
-        """Event loop; `select` has timers finer than a millisecond."""
-        return 'select' if self.name == 'rtt' else 'uvloop'
-
 
 def command(name: str, seed: int, settings: Mapping[str, Value]) -> str:
     """The command that runs a proof with these settings."""
@@ -58,19 +53,26 @@ def command(name: str, seed: int, settings: Mapping[str, Value]) -> str:
 MILLION = {'messages': 1_000_000}
 SENDING: dict[str, Any] = {'tasks': 1_000, 'by': 'send', 'unnamed': False}
 READING: dict[str, Any] = {'by': 'body'}
-NODES: dict[str, Any] = {**MILLION, 'cuts': 6, 'how': 'partition'}
+# The faults of `publish-*` and `consume-*`: nodes, settings and titles.
+FAULTS: dict[str, tuple[int, dict[str, Value], str]] = {
+    'cuts': (1, {'cuts': 50}, 'connections cut at random bytes'),
+    'restart': (1, {'cuts': 4}, 'broker stopped or killed, then restarted,'),
+    'leader': (3, {'cuts': 6}, "stream's leader in a cluster of three killed, stopped or moved"),
+    'nodes': (3, {'cuts': 6, 'how': 'partition'},
+              'nodes of a cluster of three paused, partitioned or restarted'),
+}  # fmt: skip
+
+
+def with_faults(work: str, settings: Mapping[str, Value], doing: str) -> Iterator[tuple[Any, ...]]:
+    for kind, (nodes, faults, title) in FAULTS.items():
+        more = {**MILLION, **faults, **settings}
+        yield f'{work}-{kind}', f'{work}.{work}', nodes, more, f'{title} while {doing}'
+
 
 PROOFS = {
     row[0]: Proof(*row)
     for row in (
-        ('publish-cuts', 'publish.publish', 1, {**MILLION, 'cuts': 50, **SENDING},
-         'connections cut at random bytes while publishing'),
-        ('publish-restart', 'publish.publish', 1, {**MILLION, 'cuts': 4, **SENDING},
-         'broker stopped or killed, then restarted, while publishing'),
-        ('publish-leader', 'publish.publish', 3, {**MILLION, 'cuts': 6, **SENDING},
-         "stream's leader in a cluster of three killed, stopped or moved while publishing"),
-        ('publish-nodes', 'publish.publish', 3, {**NODES, **SENDING},
-         'nodes of a cluster of three paused, partitioned or restarted while publishing'),
+        *with_faults('publish', SENDING, 'publishing'),
         ('tasks', 'publish.tasks', 1, {'tasks': 1_000, **MILLION},
          'many tasks sharing one publisher, each returning after its own confirm'),
         ('cancels', 'publish.cancels', 1, {'messages': 50_000, 'cuts': 10_000},
@@ -81,14 +83,7 @@ PROOFS = {
          'rates at round-trip times of 0, 1, 5 and 50 ms, compared with the floor'),
         ('memory', 'memory.publish', 1, {'messages': 10_000_000, 'tasks': 1_000, 'by': 'send'},
          'memory while publishing, which grows by less than 5 MB after the first tenth'),
-        ('consume-cuts', 'consume.consume', 1, {**MILLION, 'cuts': 50, **READING},
-         'connections cut at random bytes while consuming'),
-        ('consume-restart', 'consume.consume', 1, {**MILLION, 'cuts': 4, **READING},
-         'broker stopped or killed, then restarted, while consuming'),
-        ('consume-leader', 'consume.consume', 3, {**MILLION, 'cuts': 6, **READING},
-         "stream's leader in a cluster of three killed, stopped or moved while consuming"),
-        ('consume-nodes', 'consume.consume', 3, {**NODES, **READING},
-         'nodes of a cluster of three paused, partitioned or restarted while consuming'),
+        *with_faults('consume', READING, 'consuming'),
         ('consume-anything', 'invalid_messages.consume_anything', 1, {'messages': 100_000},
          'valid messages among invalid ones, each of which is reported with its offset'),
         ('consume-foreign', 'foreign.consume_foreign', 1, {'messages': 30_000},

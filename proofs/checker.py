@@ -4,10 +4,12 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby, zip_longest
+from typing import Literal
 
 from perf.super_stream_wire import partition_of
 
-from .history import CONFIRMED, REFUSED, UNSENT, Delivery, History, Messages
+from .history import CONFIRMED, REFUSED, UNKNOWN, UNSENT, Delivery, History, Messages
+from .run import Run
 
 LOST, REFUSED_STORED = 'confirmed and lost', 'refused and stored'
 NEVER_SENT, TWICE, ORDER = 'never sent', 'duplicated', 'out of order'
@@ -74,6 +76,60 @@ def described(found: dict[str, list[int]]) -> str:
         for kind, numbers in found.items()
         if numbers
     )
+
+
+def copies(history: History, *, cuts: bool) -> Callable[[int], int]:
+    """How often each message may be stored, from the epochs in which it was sent.
+
+    :param cuts: whether each fault causes one duplicate at most.
+    """
+
+    def allowed(number: int) -> int:
+        called, returned = history.called[number], history.returned[number]
+        if history.named or (called == returned and not called % 2):
+            return 1
+        return 1 + (returned - called) // 2 if cuts else history.total
+
+    return allowed
+
+
+def check_stored(
+    run: Run,
+    history: History,
+    stored: Sequence[Sequence[int]],
+    allowed: Callable[[int], int] | None = None,
+    order: Literal['all', 'key', ''] = 'all',
+) -> None:
+    """Check what a stream, or each partition of a super stream, contains.
+
+    :param allowed: how often each message may be stored, if this is limited without a name.
+    :param order: which messages were sent one after the other: all, or those of each key.
+    """
+    numbers = [number for part in stored for number in part]
+    wrong = violations(history, numbers, allowed, ordered=order == 'all')
+    run.found['stored'] = [len(part) for part in stored] if order == 'key' else len(numbers)
+    refused = wrong.pop(REFUSED_STORED, [])
+    outcomes = history.outcomes
+    if outcomes.count(REFUSED) or outcomes.count(UNKNOWN):
+        run.found |= {
+            'not sent': outcomes.count(REFUSED),
+            'unknown': outcomes.count(UNKNOWN),
+            'unknown and stored': sum(outcomes[number] == UNKNOWN for number in set(numbers)),
+        }
+        run.check_none('no message is stored that was reported as not sent', len(refused))
+    unsorted = described({ORDER: wrong.pop(ORDER, [])})
+    claim = 'stored exactly once'
+    if not history.named:
+        claim = 'stored at least once'
+        if allowed:
+            claim += ', and exactly once if no fault preceded the confirm'
+        run.found['duplicates'] = len(numbers) - len(set(numbers))
+    run.check_none(claim, described(wrong))
+    if order == 'all':
+        run.check_none('stored in order', unsorted)
+    elif order == 'key':
+        run.check_none('each message is stored in the partition of its key', misplaced(stored))
+        run.check_none("each key's messages are stored in order", keys_unordered(stored))
 
 
 def undelivered(delivery: Delivery, stored: dict[str, Messages]) -> str:

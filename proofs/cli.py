@@ -13,16 +13,19 @@ from typing import Any
 from brokers import BrokerError
 from perf import environment
 
-from .catalogue import PROOFS, SETTINGS
+from . import page, run
+from .catalogue import PROOFS, SETTINGS, Value
+from .run import ProofError
 
 __all__ = ['main', 'parser']
 
-# Allowed values of settings.
-CHOICES = {'on': ('rabbitmq', 'memory'), 'how': ('pause', 'partition', 'roll')}
-
-
-class CommandError(Exception):
-    """A command cannot run; the message is printed without a traceback."""
+# Allowed values of settings, by their default.
+CHOICES: dict[Value, tuple[str, ...]] = {
+    'rabbitmq': ('rabbitmq', 'memory'),
+    'partition': ('pause', 'partition', 'roll'),
+    'send': ('send', 'flush', 'send-many', 'giving-up'),
+    'body': ('body', 'context', 'batch'),
+}
 
 
 def at_least_one(text: str) -> int:
@@ -54,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         prove.add_argument('--seed', type=int, metavar='S', help='of all random choices')
         prove.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON)')
         for name, default in proof.settings.items():
-            kind: dict[str, Any] = {'choices': CHOICES.get(name)}
+            kind: dict[str, Any] = {'choices': CHOICES.get(default)}
             if default is False:
                 kind = {'action': 'store_true'}
             elif isinstance(default, int):
@@ -76,12 +79,7 @@ def do_list(args: argparse.Namespace) -> int:
 
 def do_page(args: argparse.Namespace) -> int:
     """Write doc/proofs.rst from result files only."""
-    from . import page
-
-    try:
-        print(page.write(args.files, args.out or environment.folder() / 'doc'))
-    except page.PageError as ex:
-        raise CommandError(str(ex)) from None
+    print(page.write(args.files, args.out or environment.folder() / 'doc'))
     return 0
 
 
@@ -89,19 +87,14 @@ def do_prove(args: argparse.Namespace) -> int:
     """Run a proof on a broker of its own; the exit status is 0 if all its claims hold."""
     for name in ('rbfly', 'uvloop'):
         if find_spec(name) is None:
-            raise CommandError(f"{name} is not installed; run: pip install '.[perf]'")
-    from . import run
-
+            raise ProofError(f"{name} is not installed; run: pip install '.[perf]'")
     settings = {name: getattr(args, name) for name in args.proof.settings}
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
     this = run.Run(args.proof, seed, **settings)
     path = args.out or run.default_path(environment.folder() / 'proofs' / 'results', this)
     print(f'to repeat: {this.command}', flush=True)
     signal.signal(signal.SIGTERM, terminated)
-    try:
-        run.run(this, path)
-    except BrokerError as ex:
-        raise CommandError(str(ex)) from None
+    run.run(this, path)
     for line in this.summary():
         print(line)
     say(f'stored: {path}')
@@ -120,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return int(args.func(args))
-    except CommandError as ex:
+    except (BrokerError, ProofError) as ex:
         say(f'proofs: {ex}')
         return 2
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from .checker import undelivered
 from .fault_injection import FaultInjection, Gate
 from .history import Delivery
 from .processes import publishing
-from .run import ProofError, Run
+from .run import Run
 from .test_bed import ENTRY_DOWN, ClusterBed, body
 
 LEAD = 50_000  # maximum number of messages that the publisher is ahead
@@ -61,8 +61,6 @@ async def read_all(
 
     :param delivery: records the messages.
     """
-    if run['by'] not in WAYS:
-        raise ProofError(f'unknown way of consuming --by {run["by"]}; use {", ".join(WAYS)}')
     total: int = run['messages']
     expected = 0
     wrong = ''
@@ -93,7 +91,7 @@ async def consume(run: Run, bed: ClusterBed) -> None:
     delivery = Delivery()
     async with bed.stream() as stream, publishing(bed, stream, total) as limit:
         async with (
-            rbs.streams_client(bed.uris, connection_name='proof') as client,
+            bed.client() as client,
             asyncio.TaskGroup() as group,
         ):
             others = [

@@ -207,7 +207,7 @@ async def consume_foreign(run: Run, bed: ClusterBed) -> None:
         count = 0
         async with (
             bed.stream() as stream,
-            rbs.streams_client(bed.uris, connection_name='proof') as client,
+            bed.client() as client,
         ):
             await write(bed, stream, written)
             async with client.subscribe(

@@ -12,8 +12,8 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,25 @@ EVENTS = {
 Note = Callable[[Record], object]
 
 
-def options(stranded: float | None = None, **tracking: Any) -> dict[str, Any]:
-    """The arguments of `subscribe`."""
-    return {
-        'group': rbs.Group(GROUP, handover_timeout=HANDOVER, stranded_after=stranded),
-        'offset': rbs.Offset.FIRST,
-        'commit': rbs.OffsetTracking(**tracking or {'every': EVERY, 'interval': INTERVAL}),
-    }
+@asynccontextmanager
+async def membership(
+    client: rbs.StreamsClient, stream: str, note: Note, *, commit: int = 0, **options: Any
+) -> AsyncIterator[tuple[Any, 'asyncio.Task[None]']]:
+    """Join the group; yield the subscription, and the task that notes its messages.
+
+    :param commit: store the offset after this many messages; 0 to track it.
+    :param options: of the group.
+    """
+    tracking: dict[str, Any] = {'every': EVERY, 'interval': INTERVAL}
+    async with client:
+        watching = asyncio.create_task(note_events(client.events(), note))
+        messages = client.super_stream(stream).subscribe(
+            group=rbs.Group(GROUP, handover_timeout=HANDOVER, **options),
+            offset=rbs.Offset.FIRST,
+            commit=rbs.OffsetTracking(**{'manual': True} if commit else tracking),
+        )
+        yield messages, asyncio.create_task(read(messages, note, commit))
+    await watching
 
 
 async def note_events(found: events.Events, note: Note) -> None:
@@ -121,12 +133,11 @@ async def take_part(
     """
     loop = asyncio.get_running_loop()
     aclose = asyncio.Event()
-    async with rbs.streams_client(
-        uris, connection_name='proof-member', heartbeat=heartbeat
-    ) as client:
-        watching = asyncio.create_task(note_events(client.events(), note))
-        messages = client.super_stream(stream).subscribe(**options(stranded or None))
-        reading = asyncio.create_task(read(messages, note))
+    client = rbs.streams_client(uris, connection_name='proof-member', heartbeat=heartbeat)
+    async with membership(client, stream, note, stranded_after=stranded or None) as (
+        messages,
+        reading,
+    ):
         loop.add_signal_handler(ACLOSE, aclose.set)
         loop.add_signal_handler(STOP, messages.stop)
         note(Record(time.monotonic(), 'joins'))
@@ -139,7 +150,6 @@ async def take_part(
                 note(Record(time.monotonic(), 'error', type(ex).__name__))
         closing.cancel()
         await reading
-    await watching
     note(Record(time.monotonic(), 'left'))
 
 

@@ -9,11 +9,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from .active_periods import CLAIMS, Timeline, causes, gaps
+from .checker import check_stored
 from .group_members import EVERY, GROUP, HANDOVER, INTERVAL, Member
 from .history import CONFIRMED, Fault, History, Messages
 from .publish import NAME, publisher_to
 from .run import Run
-from .super_streams import check_stored
 from .test_bed import Bed, ClusterBed, body
 
 RATE = 500  # messages per second
@@ -41,7 +41,7 @@ LIMITS = {
     'frozen': 2.5 * max(HEARTBEATS) + HANDOVER,
 }
 # Faults that may lose frames that a member has sent, even if its connection survives.
-LOSING = ('leader moved', 'node stopped', 'node killed')
+LOSING = ('leader moved', 'node killed', 'node paused', 'node stopped')
 
 
 class Team:
@@ -121,7 +121,6 @@ class Team:
         actions = {'leaves': self.leave, 'killed': self.kill, 'frozen': self.freeze}
         members = ['joins', *actions]
         names = [*members, *members, *(name for name in LIMITS if name in known)]
-        made: Counter[str] = Counter()
         while time.monotonic() < end:
             await asyncio.sleep(min(rnd.uniform(0.1, 3.0), run['seconds'] / 20))
             living = self.living()
@@ -141,8 +140,6 @@ class Team:
                 self._fault(name, begin)
                 if name in LOSING:
                     await self._bed.replicated(partitions)
-            made[name] += 1
-        run.found['faults'] = dict(sorted(made.items()))
 
     def received(self) -> int:
         """The number of different messages that members have received since the start."""
@@ -208,7 +205,7 @@ async def group_churn(run: Run, bed: Bed) -> None:
                 await team.close()
     wrong = [code for code in codes if code != 0]
     run.check_none('a member that leaves ends in order', wrong)
-    check_stored(run, loading.result(), [numbers for numbers, _ in stored.values()])
+    check_stored(run, loading.result(), [numbers for numbers, _ in stored.values()], order='key')
     check_group(run, team, stored, end)
 
 
@@ -233,6 +230,7 @@ def check_group(run: Run, team: Team, stored: dict[str, Messages], end: float) -
         Timeline(name, numbers, offsets, histories, losing, SETTLED)
         for name, (numbers, offsets) in stored.items()
     ]
+    run.found['faults'] = dict(sorted(Counter(fault.kind for fault in team.faults).items()))
     run.found['members'] = len(team.all)
     run.found['activities'] = sum(len(line.periods) for line in lines)
     run.found['messages'] = sum(len(numbers) for numbers, _ in stored.values())

@@ -4,6 +4,7 @@ Messages have numbers, which are their bodies.
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -68,15 +69,13 @@ class Delivery:
     """
 
     def __init__(self) -> None:
-        self.messages: dict[str, Messages] = {}
+        self.messages: dict[str, Messages] = defaultdict(lambda: (array('q'), array('q')))
         self.count = 0
 
     def receive(self, stream: str, offset: int, number: int) -> None:
-        found = self.messages.get(stream)
-        if found is None:
-            found = self.messages[stream] = array('q'), array('q')
-        found[0].append(number)
-        found[1].append(offset)
+        numbers, offsets = self.messages[stream]
+        numbers.append(number)
+        offsets.append(offset)
         self.count += 1
 
     def next(self, stream: str) -> int:

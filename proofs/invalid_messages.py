@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 import rbfly.streams as rbs
@@ -60,8 +60,7 @@ def entries(run: Run, messages: list[bytes]) -> Iterator[bytes]:
 
 def publish(uri: str, stream: str, parts: Iterator[bytes]) -> None:
     """Publish encoded entries in frames, each confirmed before the next."""
-    connection = wire.Connection(uri, 'proof-publish')
-    try:
+    with closing(wire.Connection(uri, 'proof-publish')) as connection:
         connection.declare_publisher(stream)
         ids = 0
         found: list[bytes] = []
@@ -72,8 +71,6 @@ def publish(uri: str, stream: str, parts: Iterator[bytes]) -> None:
             if found and (not part or sum(map(len, found)) > FRAME):
                 connection.publish([wire.entries_frame(found)], len(found), len(found))
                 found.clear()
-    finally:
-        connection.close()
 
 
 async def read(
@@ -107,7 +104,7 @@ async def consume_anything(run: Run, bed: Bed) -> None:
 
     async with (
         bed.stream() as stream,
-        rbs.streams_client(bed.uris, connection_name='proof') as client,
+        bed.client() as client,
     ):
         await asyncio.to_thread(publish, bed.direct[0], stream, entries(run, stored))
         for way in WAYS:

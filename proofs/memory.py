@@ -65,9 +65,6 @@ async def sampled(run: Run) -> AsyncIterator[None]:
 class Unrecorded(History):
     """Records nothing, so that only the client's memory can grow."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__('', stream, False, 0)
-
     def send(self, number: int) -> None:
         pass
 
@@ -83,7 +80,8 @@ async def publish(run: Run, bed: Bed) -> None:
         client.publisher(stream) as publisher,
         sampled(run),
     ):
-        await Sender(run, publisher, Gate(run['messages']), Unrecorded(stream)).send_all()
+        nothing = Unrecorded('', stream, named=False, total=0)
+        await Sender(run, publisher, Gate(run['messages']), nothing).send_all()
     run.check_returned()
 
 

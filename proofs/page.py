@@ -9,6 +9,7 @@ from brokers import RabbitMQ
 from perf.report.rst import bullets, code, heading, moment, paragraph, plain, table
 
 from .catalogue import PROOFS, command
+from .run import ProofError
 
 Result = dict[str, Any]
 
@@ -28,14 +29,10 @@ INTRODUCTION = (
 )
 
 
-class PageError(Exception):
-    """No page can be written from the result files."""
-
-
 def write(paths: Sequence[Path], folder: Path) -> Path:
     """Write the page into a source folder of the documentation; return its path.
 
-    :raises PageError: a file is not a valid result file.
+    :raises ProofError: a file is not a valid result file.
     """
     text = compose(read(paths))
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,17 +44,17 @@ def write(paths: Sequence[Path], folder: Path) -> Path:
 def read(paths: Sequence[Path]) -> list[Result]:
     """Read result files.
 
-    :raises PageError: a file is not a valid result file.
+    :raises ProofError: a file is not a valid result file.
     """
     results = []
     for path in paths:
         try:
             result = json.loads(path.read_text(encoding='utf-8'))
         except (OSError, ValueError) as ex:
-            raise PageError(f'{path}: {ex}') from None
+            raise ProofError(f'{path}: {ex}') from None
         known = isinstance(result, dict) and [result.get(name) for name in ('type', 'format')]
         if known != ['proof', 1]:
-            raise PageError(f'{path}: not a result file of a proof in format 1')
+            raise ProofError(f'{path}: not a result file of a proof in format 1')
         results.append(result | {'label': path.name})
     return results
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -31,8 +31,7 @@ def publish_numbers(
     while done < total:
         for uri in uris:
             try:
-                connection = wire.Connection(uri, 'proof-publish', timeout=10)
-                try:
+                with closing(wire.Connection(uri, 'proof-publish', timeout=10)) as connection:
                     connection.declare_publisher(stream, REFERENCE)
                     last = connection.request(LAST_ID, named)
                     done = int.from_bytes(last[:8])
@@ -42,8 +41,6 @@ def publish_numbers(
                         frames = wire.publish_frames(bodies, step, done + 1)
                         connection.publish(frames, step, window)
                         done += count
-                finally:
-                    connection.close()
             except (wire.WireError, OSError):
                 time.sleep(0.1)
             if done >= total:

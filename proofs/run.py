@@ -1,7 +1,6 @@
 """One run of a proof: its settings, claims, measurements and result file."""
 
 import asyncio
-import importlib
 import json
 import logging
 import random
@@ -12,6 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from perf import environment
@@ -27,7 +27,7 @@ STUCK = 240.0  # seconds without progress after which a proof is stuck; faults t
 
 
 class ProofError(Exception):
-    """A proof could not be completed."""
+    """A proof could not be completed, or a command cannot run."""
 
 
 class Run:
@@ -92,9 +92,8 @@ class Run:
 
     def code(self) -> Callable[['Run', Any], Awaitable[None]]:
         """Import the function of the proof."""
-        module, _, function = self.proof.code.partition('.')
         found: Callable[[Run, Any], Awaitable[None]]
-        found = getattr(importlib.import_module(f'.{module}', __package__), function)
+        found = resolve_name(f'{__package__}.{self.proof.code}')
         return found
 
     async def execute(self, bed: 'Bed') -> None:
@@ -203,9 +202,9 @@ def run(run: Run, path: Path) -> None:
 
 def loop_factory(proof: Proof) -> Callable[[], asyncio.AbstractEventLoop]:
     """The factory of a proof's event loop."""
-    if proof.loop == 'uvloop':
-        factory: Callable[[], asyncio.AbstractEventLoop]
-        factory = importlib.import_module('uvloop').new_event_loop
-        return factory
-    # delays need timeouts below a millisecond: select() supports them, epoll and libuv do not
-    return lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
+    if proof.name == 'rtt':
+        # delays need timeouts below a millisecond: select() supports them, epoll and libuv do not
+        return lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
+    import uvloop
+
+    return uvloop.new_event_loop

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import time
 import tracemalloc
-from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,12 +13,12 @@ from typing import Any
 import rbfly.streams as rbs
 from perf import wire
 
-from .checker import described, key_of, keys_unordered, misplaced, undelivered, violations
+from .checker import check_stored, undelivered
 from .fault_injection import Gate
 from .history import Delivery, History
 from .memory import resident
 from .processes import in_child
-from .publish import NAME, Sender, publisher_to
+from .publish import NAME, Sender, keyed, publisher_to
 from .run import Run
 from .test_bed import Bed
 
@@ -48,11 +47,14 @@ async def super_cuts(run: Run, bed: Bed) -> None:
     total, services = run['messages'], run['services']
     name = None if run['unnamed'] else NAME
     gate = Gate(total)
-    async with bed.super_stream(PARTITIONS) as (stream, partitions):
+    async with (
+        bed.super_stream(PARTITIONS) as (stream, partitions),
+        bed.client('proof-read') as client,
+    ):
         await bed.replicated(partitions)
         history = History('', stream, bool(name), total, lambda: gate.epoch)
         delivery = Delivery()
-        reader = asyncio.create_task(read(bed, stream, delivery))
+        reader = asyncio.create_task(read(client, stream, partitions, delivery))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(gate.drive(run, faults(run, bed, partitions)))
@@ -75,18 +77,19 @@ async def super_cuts(run: Run, bed: Bed) -> None:
     run.check(
         f'{run["cuts"]:,} faults', gate.faults == run['cuts'], dict(Counter(run.found['faults']))
     )
-    check_stored(run, history, [numbers for numbers, _ in stored.values()])
+    check_stored(run, history, [numbers for numbers, _ in stored.values()], order='key')
     run.check_none('a subscription has read each partition', undelivered(delivery, stored))
 
 
-async def read(bed: Bed, stream: str, delivery: Delivery) -> None:
-    """Read all partitions as one subscription."""
-    async with (
-        rbs.streams_client(bed.uris, connection_name='proof-read') as client,
-        client.super_stream(stream).subscribe(offset=rbs.Offset.FIRST) as subscription,
-    ):
+async def read(
+    client: rbs.StreamsClient, stream: str, partitions: Sequence[str], delivery: Delivery
+) -> None:
+    """Read all partitions as one subscription, from where the last one has ended."""
+    offsets = {name: rbs.Offset.offset(delivery.next(name)) for name in partitions}
+    async with client.super_stream(stream).subscribe(offset=offsets) as subscription:
         async for message in subscription.messages():
             assert message.stream is not None
+            assert isinstance(message.body, bytes)
             delivery.receive(message.stream, message.stream_offset, int(message.body))
 
 
@@ -101,20 +104,6 @@ def faults(run: Run, bed: Bed, partitions: Sequence[str]) -> Callable[[int], Awa
         await bed.replicated(partitions)
 
     return fault
-
-
-def check_stored(run: Run, history: History, stored: Sequence['array[int]']) -> None:
-    """Check what the partitions contain."""
-    numbers = [number for part in stored for number in part]
-    run.found['stored'] = [len(part) for part in stored]
-    wrong = violations(history, numbers, ordered=False)
-    if not history.named:
-        run.found['duplicates'] = len(numbers) - len(set(numbers))
-    run.check_none(
-        'stored exactly once' if history.named else 'stored at least once', described(wrong)
-    )
-    run.check_none('each message is stored in the partition of its key', misplaced(stored))
-    run.check_none("each key's messages are stored in order", keys_unordered(stored))
 
 
 # -- many partitions
@@ -148,10 +137,6 @@ def write(connection: wire.Connection, partitions: Sequence[str]) -> None:
         connection.request(DELETE_PUBLISHER, b'\0')
 
 
-def publisher(client: rbs.StreamsClient, stream: str, count: int) -> Any:
-    return client.super_stream(stream).publisher(name=NAME, route=rbs.by_hash(key_of))
-
-
 @asynccontextmanager
 async def subscription(client: rbs.StreamsClient, stream: str, count: int) -> AsyncIterator[None]:
     """Subscribe, and read the single message of each partition: it is then open."""
@@ -165,7 +150,7 @@ async def subscription(client: rbs.StreamsClient, stream: str, count: int) -> As
 
 
 OPENS: dict[str, Callable[[rbs.StreamsClient, str, int], AbstractAsyncContextManager[Any]]] = {
-    'publisher': publisher,
+    'publisher': lambda client, stream, _: keyed(client, stream, NAME),
     'subscription': subscription,
 }
 

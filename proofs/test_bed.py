@@ -1,17 +1,24 @@
-"""The test bed of a proof: a broker with faults, read and written without the client."""
+"""The test bed of a proof: a broker with faults, whose streams it reads and writes on its own."""
 
 import asyncio
 import secrets
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    suppress,
+)
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
 from random import Random
 from typing import Any, TypeVar
 
+import rbfly.streams as rbs
 from brokers import Progress, RabbitMQ
 from brokers.probe import parse_uri, peer_properties
 from brokers.proxy import Direction, Proxy
@@ -60,6 +67,10 @@ class Bed:
                 found = peer_properties(parse_uri(uri))
                 return {name: found.get(name, '') for name in ('product', 'version')}
         return {}
+
+    def client(self, name: str = 'proof', **options: Any) -> rbs.StreamsClient:
+        """A client whose connections suffer the faults."""
+        return rbs.streams_client(self.uris, connection_name=name, **options)
 
     # -- streams
 
@@ -131,11 +142,8 @@ class Bed:
         """
 
         def ask_node(node: int) -> T:
-            connection = wire.Connection(self.direct[node], 'proof', timeout=ANSWER)
-            try:
+            with closing(wire.Connection(self.direct[node], 'proof', timeout=ANSWER)) as connection:
                 return question(connection)
-            finally:
-                connection.close()
 
         limit = time.monotonic() + SETTLED
         while True:
@@ -290,11 +298,8 @@ class ClusterBed(Bed):
         while time.monotonic() < limit:
             for uri in self.direct:
                 with suppress(wire.WireError, OSError):
-                    connection = wire.Connection(uri, 'proof', timeout=5)
-                    try:
+                    with closing(wire.Connection(uri, 'proof', timeout=5)) as connection:
                         found = address, replicas = connection.leader(stream)
-                    finally:
-                        connection.close()
                     if address is not None and replicas >= wanted:
                         node = ports.index(address[1])
                         if node != not_node:

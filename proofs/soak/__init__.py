@@ -21,7 +21,7 @@ from ..history import Fault
 from ..memory import check_growth, resident
 from ..run import ProofError, Run
 from ..test_bed import Bed, MemoryBed
-from .activity import CONFIRM, Activity, Scene
+from .activity import Activity, Scene, client_of
 from .closing import Cancelling, Closing
 from .everyday import SLOW, Everyday
 from .groups import Groups
@@ -64,15 +64,7 @@ async def one_round(run: Run, bed: Bed, seconds: float) -> Counter[str]:
     """Run one round; return the violations."""
     names = chosen(run, bed)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(
-            rbs.streams_client(
-                bed.uris,
-                connection_name='soak',
-                connect_timeout=CONFIRM,
-                reconnect_timeout=CONFIRM,
-                close_timeout=CONFIRM,
-            )
-        )
+        client = await stack.enter_async_context(client_of(bed))
         if corrupting := 'everyday' in names and run.random.random() < 0.25:
             # A corrupt chunk with a valid CRC looks like a chunk of another stream.
             names -= {'starting', 'recreating', 'super', 'groups'}
@@ -111,7 +103,6 @@ async def one_round(run: Run, bed: Bed, seconds: float) -> Counter[str]:
 async def disturb(scene: Scene, movable: Sequence[str], clocks: bool) -> None:
     """Cause random faults until the round is over, then end those that still last."""
     run, bed, rnd = scene.run, scene.bed, scene.random
-    made = Counter(run.found.get('faults injected', {}))
     faults = bed.faults(rnd, movable)
     useless = {
         'stream unavailable': not movable,
@@ -132,10 +123,11 @@ async def disturb(scene: Scene, movable: Sequence[str], clocks: bool) -> None:
             begin = time.monotonic()
             await faults[name]()
             scene.faults.append(Fault(begin, time.monotonic(), name))
-            made[name] += 1
     finally:
         time.time = clock
         await bed.call('heal')
+        made = Counter(fault.kind for fault in scene.faults)
+        made += Counter(run.found.get('faults injected', {}))
         run.found['faults injected'] = dict(sorted(made.items()))
 
 

@@ -9,6 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import rbfly.streams as rbs
@@ -26,6 +27,7 @@ SHARE = MESSAGES // 2  # messages of a history to send during faults, leaving th
 GUARD = 60.0  # seconds after which a reader that lacks messages has failed
 
 
+@dataclass
 class Scene:
     """What the activities of a round share.
 
@@ -37,21 +39,20 @@ class Scene:
     :ivar longest: seconds of the longest call.
     """
 
-    def __init__(
-        self, run: Run, bed: Bed, client: rbs.StreamsClient, seconds: float, corrupting: bool
-    ) -> None:
-        self.run = run
-        self.bed = bed
-        self.client = client
-        self.random = run.random
-        self.seconds = seconds
-        self.refusing = run.random.random() < 0.5
-        self.corrupting = corrupting
+    run: Run
+    bed: Bed
+    client: rbs.StreamsClient
+    seconds: float
+    corrupting: bool
+    wrong: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    faults: list[Fault] = field(default_factory=list)
+    longest: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.random = self.run.random
+        self.refusing = self.random.random() < 0.5
         self.begin = asyncio.get_running_loop().time()
-        self.wrong: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
-        self.faults: list[Fault] = []
-        self.longest = 0.0
 
     def past(self) -> float:
         """The part of the round that is over."""
@@ -62,6 +63,12 @@ class Scene:
 
     def progress(self, count: int = 1) -> None:
         self.run.done += count
+
+
+def client_of(bed: Bed, **limits: float | None) -> rbs.StreamsClient:
+    """A client whose calls end in time."""
+    names = ('connect_timeout', 'reconnect_timeout', 'close_timeout')
+    return bed.client('soak', **dict.fromkeys(names, CONFIRM) | limits)
 
 
 class Activity:

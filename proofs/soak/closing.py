@@ -10,7 +10,7 @@ from rbfly.error import RbFlyError
 
 from ..history import CONFIRMED, REFUSED
 from ..test_bed import body
-from .activity import CONFIRM, SHARE, Activity
+from .activity import CONFIRM, SHARE, Activity, client_of
 
 CLOSE = 1.0  # seconds without progress after which a close gives up
 
@@ -22,17 +22,8 @@ class Closing(Activity):
         self.sent = await self.history('closing', True)
         self.batched = await self.history('closing batches', False)
 
-    def client(self) -> rbs.StreamsClient:
-        return rbs.streams_client(
-            self.bed.uris,
-            connection_name='soak-closing',
-            connect_timeout=CONFIRM,
-            reconnect_timeout=CONFIRM,
-            close_timeout=CLOSE,
-        )
-
     async def once(self) -> None:
-        async with self.client() as client:
+        async with client_of(self.bed, close_timeout=CLOSE) as client:
             for _ in range(self.random.randrange(1, 20)):
                 await self.random.choice((self.send, self.send_batch))(client)
 
@@ -70,7 +61,7 @@ class Closing(Activity):
 
     async def calm(self) -> None:
         """Check that a close does not give up while it makes progress, even after a failed one."""
-        async with self.client() as client:
+        async with client_of(self.bed, close_timeout=CLOSE) as client:
             await self.close_without_stream(client)
             async with client.publisher(
                 self.batched.stream, cls=rbs.PublisherBatchFast, max_unconfirmed=1

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -69,18 +70,18 @@ READERS = (
 )  # fmt: skip
 
 
+@dataclass
 class Reader:
     """Reads a whole stream, with a new subscription after each failure.
 
     :ivar repeating: messages after the last stored offset may arrive again.
     """
 
-    def __init__(self, how: str, stream: str) -> None:
-        self.how = how
-        self.stream = stream
-        self.delivery = Delivery()
-        self.repeating = False
-        self.ended = False
+    how: str
+    stream: str
+    delivery: Delivery = field(default_factory=Delivery)
+    repeating: bool = False
+    ended: bool = False
 
     def next(self) -> int:
         """The offset of the next message."""

@@ -3,20 +3,19 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
-import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
 from ..active_periods import NOT_AFTER, NOT_AGAIN, Timeline
-from ..group_members import Note, note_events, options, read
+from ..group_members import membership
+from ..groups import LOSING, SETTLED
 from ..history import Record
-from .activity import CONFIRM
+from .activity import client_of
 from .super_stream import SuperStream
 
 MEMBERS = 3
-SETTLED = 1.0  # seconds after which a frame has arrived, if nothing has happened
 COMMIT = 20  # messages after which a member that stores offsets itself does so
-LOSING = ('leader moved', 'node killed', 'node paused', 'node stopped')
 
 
 class Groups(SuperStream):
@@ -50,20 +49,15 @@ class Groups(SuperStream):
                 elif record.kind == 'error':
                     self.scene.failures[record.partition] += 1
 
-            async with rbs.streams_client(
-                self.bed.uris,
-                connection_name='soak-group',
-                connect_timeout=CONFIRM,
-                close_timeout=CONFIRM,
-            ) as client:
-                watching = asyncio.create_task(note_events(client.events(), note))
-                await self.take_part(client, note)
-            await watching
+            async with membership(
+                client_of(self.bed, reconnect_timeout=None),
+                self.sent.stream,
+                note,
+                commit=COMMIT if self.commits else 0,
+            ) as (messages, reading):
+                await self.take_part(messages, reading)
 
-    async def take_part(self, client: rbs.StreamsClient, note: Note) -> None:
-        tracking = {'manual': True} if self.commits else {}
-        messages = client.super_stream(self.sent.stream).subscribe(**options(**tracking))
-        reading = asyncio.create_task(read(messages, note, COMMIT if self.commits else 0))
+    async def take_part(self, messages: Any, reading: 'asyncio.Task[None]') -> None:
         try:
             if self.scene.over():
                 await reading

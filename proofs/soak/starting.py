@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import AsyncExitStack, aclosing, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import rbfly.streams as rbs
@@ -90,6 +91,7 @@ class Starting(Activity):
             found.append(int(data))
 
 
+@dataclass
 class Follower:
     """A subscription that reads all incarnations of a stream.
 
@@ -97,9 +99,8 @@ class Follower:
         DAMAGED for each ChunkError.
     """
 
-    def __init__(self, how: str) -> None:
-        self.how = how
-        self.found: list[tuple[int, int]] = []
+    how: str
+    found: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Recreating(Activity):

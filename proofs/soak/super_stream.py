@@ -4,8 +4,10 @@ from contextlib import AsyncExitStack, suppress
 
 import rbfly.streams as rbs
 
-from ..checker import key_of, keys_unordered, misplaced, undelivered
+from ..checker import keys_unordered, misplaced, undelivered
 from ..history import CONFIRMED, Delivery, History
+from ..publish import keyed
+from ..super_streams import read
 from ..test_bed import body
 from .activity import CONFIRM, MESSAGES, SHARE, Activity
 
@@ -33,9 +35,7 @@ class SuperStream(Activity):
     async def publish(self, times: int, limit: int) -> None:
         """Send messages with a new publisher, until a call fails."""
         sent = self.sent
-        async with self.scene.client.super_stream(sent.stream).publisher(
-            name='super', route=rbs.by_hash(key_of)
-        ) as publisher:
+        async with keyed(self.scene.client, sent.stream, 'super') as publisher:
             for _ in range(times):
                 numbers = sent.take(30, limit)
                 if self.random.random() < 0.5:
@@ -46,30 +46,14 @@ class SuperStream(Activity):
                     raise error
 
     async def read(self) -> None:
-        async def read() -> None:
+        async def resume() -> None:
             try:
-                async with self.scene.client.super_stream(self.sent.stream).subscribe(
-                    offset={
-                        name: rbs.Offset.offset(self.delivery.next(name))
-                        for name in self.partitions
-                    }
-                ) as subscription:
-                    async for message in subscription.messages():
-                        self.receive(message)
+                await read(self.scene.client, self.sent.stream, self.partitions, self.delivery)
             except rbs.StreamDoesNotExist:
                 self.wrong('existing super stream reported as missing')
                 raise
 
-        await self.repeat(read)
-
-    def receive(self, message: rbs.MessageCtx) -> None:
-        stream, offset = message.stream, message.stream_offset
-        assert stream is not None
-        assert isinstance(message.body, bytes)
-        if offset < self.delivery.next(stream):
-            self.wrong('super stream: offset out of turn')
-        self.delivery.receive(stream, offset, int(message.body))
-        self.scene.progress()
+        await self.repeat(resume)
 
     async def calm(self) -> None:
         """Check that publishing succeeds, and that every partition is read to its end."""

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import random
+import selectors
 import struct
 import zlib
 from array import array
@@ -24,6 +25,8 @@ from proofs.checker import (
     ORDER,
     REFUSED_STORED,
     TWICE,
+    check_stored,
+    copies,
     described,
     undelivered,
     unordered,
@@ -33,8 +36,7 @@ from proofs.checker import (
 from proofs.fault_injection import Gate, plan_cuts
 from proofs.history import CONFIRMED, REFUSED, Delivery, History
 from proofs.processes import portions
-from proofs.publish import check_stored
-from proofs.run import ProofError, Run, default_path
+from proofs.run import ProofError, Run, default_path, loop_factory
 from proofs.test_bed import body
 from proofs.wiretap import Tap
 from tests.brokers import until
@@ -95,11 +97,11 @@ def test_epochs_of_calls_bound_the_duplicates() -> None:
     assert [*sent.called] == [0, 0, 2, 2, 3, 3, 0, 0, 0, 0]
     assert [*sent.returned] == [2, 2, 3, 3, 3, 3, 0, 0, 0, 0]
     run = example()
-    check_stored(run, sent, [0, 0, 1, 2, 3, 4, 5], cuts=True)
+    check_stored(run, sent, [[0, 0, 1, 2, 3, 4, 5]], copies(sent, cuts=True))
     assert run.holds
     for stored in ([0, 0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 2, 3, 4, 5]):
         run = example()
-        check_stored(run, sent, stored, cuts=True)
+        check_stored(run, sent, [stored], copies(sent, cuts=True))
         assert not run.holds
 
 
@@ -517,6 +519,9 @@ def test_proofs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (['all'], "invalid choice: 'all' (choose from"),
         (['tasks', '--cuts', '5'], 'unrecognized arguments: --cuts 5'),
+        (['tasks', '--by', 'flush'], 'unrecognized arguments: --by flush'),
+        (['publish-cuts', '--by', 'body'], "invalid choice: 'body' (choose from"),
+        (['consume-cuts', '--by', 'send'], "invalid choice: 'send' (choose from"),
         (['latency', '--unnamed'], 'unrecognized arguments: --unnamed'),
     ],
 )
@@ -560,4 +565,9 @@ def test_seed_is_random_and_printed(
 def test_seed_determines_random_choices() -> None:
     run = Run(PROOFS['cancels'], 5)
     assert run.random.random() == random.Random(5).random()
-    assert PROOFS['rtt'].loop == 'select'
+
+
+def test_round_trips_are_measured_with_fine_timers() -> None:
+    with asyncio.Runner(loop_factory=loop_factory(PROOFS['rtt'])) as runner:
+        loop: Any = runner.get_loop()
+        assert isinstance(loop._selector, selectors.SelectSelector)

@@ -10,7 +10,7 @@ import pytest
 from proofs import cli
 from proofs import page as proofs_page
 from proofs.catalogue import PROOFS
-from proofs.run import Run
+from proofs.run import ProofError, Run
 from tests.sphinx import build
 
 
@@ -71,7 +71,7 @@ def test_report_refuses_other_json_files(tmp_path: Path) -> None:
     path = tmp_path / 'other.json'
     for text in ('{', '[]', '{"type": "proof", "format": 2}'):
         path.write_text(text)
-        with pytest.raises(proofs_page.PageError, match=r'other\.json'):
+        with pytest.raises(ProofError, match=r'other\.json'):
             proofs_page.read([path])
 
 

@@ -26,7 +26,7 @@ async def test_cancels(one_node: Beds) -> None:
     run = await holds(one_node, 'cancels', messages=3_000, cuts=500)
     assert run.found['cancelled after turns']
     assert run.found['cancelled after a time']
-    assert run.found['cancelled and stored']
+    assert run.found['unknown and stored']
 
 
 async def test_latency(one_node: Beds) -> None:

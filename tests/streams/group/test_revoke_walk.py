@@ -114,23 +114,20 @@ class Member(Observer):
 
     async def leave(self) -> None:
         how = self.walk.source.choice(['stop', 'break', *['close'] * self.walk.faults])
-        if how == 'stop':
-            self.messages.stop()
-            await self.task
-        elif how == 'break':
+        if how == 'break':
             self.leaving = True
             stopping = asyncio.create_task(asyncio.sleep(0.02))  # there may be no message
             await asyncio.wait([self.task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if how != 'close':
             self.messages.stop()
-            await asyncio.wait([self.task, stopping])
-            self.task.result()
+            await asyncio.wait([self.task])
         self.closed = how == 'close'
-        try:
-            await self.messages.close()
-        except rbs.OffsetNotStored:  # the connection was lost
-            if not self.walk.faults:
-                raise
-        await self.task
+        for ended in (self.messages.close(), self.task):
+            try:
+                await ended
+            except rbs.OffsetNotStored:  # the connection was lost
+                if not self.walk.faults:
+                    raise
 
     async def kill(self) -> None:
         """Cut all connections, and end the program at once."""
