@@ -103,6 +103,26 @@ async def test_commit_of_a_message_that_another_member_has_committed_since(
     assert found > stored
 
 
+async def test_commit_of_a_message_that_is_delivered_again(
+    clients: NewClient, client: rbs.StreamsClient, stream: str, group: str
+) -> None:
+    """The program holds it since before its member lost its activity."""
+    await publish(client, stream, range(10))
+    async with clients().subscribe(stream, group=group, **MANUAL) as messages:
+        assert await take(messages, 5) == [*range(5)]
+        await lose_activity(messages)
+        await client.write_offset(stream, group, 1, wait=True)
+        assert await anext(messages) == 2
+        with pytest.raises(rbs.OffsetNotStored, match='was not active in between'):
+            await messages.commit(4)
+        with pytest.raises(ValueError, match='was not delivered'):
+            await messages.commit(5)
+        assert await client.read_offset(stream, group) == 1
+        assert await take(messages, 2) == [3, 4]
+        await messages.commit(4)
+    assert await client.read_offset(stream, group) == 4
+
+
 @pytest.mark.parametrize('committed', [False, True])
 async def test_commit_after_partitions_were_handed_over(
     clients: NewClient, super_stream: str, group: str, committed: bool

@@ -208,13 +208,15 @@ class OffsetStore:
 
     def _is_late(self, offset: int | None) -> bool:
         """True if the member has not been active since it received the message with an offset."""
-        if self._group is None or offset is None:
-            return self._group is not None and not self.may_store
+        if self._group is None:
+            return False
+        if offset is None or not self.may_store:
+            return not self.may_store
         delivered, kept = self._cursor.delivered, self._kept
-        of_earlier_term = kept is not None and offset < kept  # if not delivered again since
-        if delivered is not None and offset < delivered:
-            of_earlier_term = False
-        return not self.may_store or offset < self._cursor.skip_before or of_earlier_term
+        if offset < self._cursor.skip_before:
+            return True
+        is_delivered = delivered is not None and offset < delivered
+        return not is_delivered and kept is not None and offset < kept
 
     def _not_stored(self, offset: int) -> OffsetNotStored:
         """Return the error of an offset that the member must not store."""
