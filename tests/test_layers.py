@@ -235,6 +235,14 @@ def test_contributing_has_a_line_for_each_package() -> None:
     assert packages - described == set()
 
 
+def test_files_named_in_contributing_exist() -> None:
+    tops = (PACKAGE.parents[1], PACKAGE)
+    text = (tops[0] / 'CONTRIBUTING.md').read_text()
+    named = set(re.findall(r'`([\w/]+\.(?:pyx?|md|json))`', text))
+    assert len(named) > 15
+    assert [name for name in named if not any((top / name).exists() for top in tops)] == []
+
+
 def test_every_load_and_store_is_used() -> None:
     declared = re.findall(r'(?m)^ {4}(?:\w+ )?\w+ \*?(\w+)[(:]', WIRE.split('"""')[2])
     assert len(declared) > 15

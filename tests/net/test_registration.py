@@ -303,7 +303,7 @@ class Walk(RuleBasedStateMachine):
         with self.inside():
             self.client = rbs.streams_client(URI, connect_timeout=LIMIT, reconnect_timeout=LIMIT)
         self.cluster: Cluster = cluster_of(self.client)
-        self.cluster.member = self.member
+        self.cluster.reserve = self.reserve
         self.cluster.observers.add(TransitionCheck(self))
 
     # -- the event loop, and the choice of a node
@@ -333,7 +333,7 @@ class Walk(RuleBasedStateMachine):
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
 
-    async def member(
+    async def reserve(
         self, role: Role, stream: str, deadline: Deadline, declared: bool
     ) -> tuple[Connection, int]:
         """Replace that of the cluster; a disconnect ends the wait."""

@@ -206,7 +206,7 @@ class Cluster:
                 await outage.wait(error)
                 await self._locator.connection(deadline)
 
-    async def member(
+    async def reserve(
         self, role: Role, stream: str, deadline: Deadline, declared: bool
     ) -> tuple[Connection, int]:
         """Return a connection to publish to a stream, or to consume from it, with an id to use.

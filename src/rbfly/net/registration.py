@@ -317,7 +317,7 @@ class Registration:
 
     async def _declare(self, outage: Backoff) -> None:
         owner, [deadline] = self._owner, outage.deadlines
-        connection, found = await self.cluster.member(
+        connection, found = await self.cluster.reserve(
             owner.role, owner.stream, deadline, self.declared
         )
         deadline.progress.on_step(f'declaring {owner!r}')

@@ -20,7 +20,7 @@ cdef enum:
 cdef class Frame:
     cdef bytes data
     cdef list waiters               # of simple entries; SubEntrySpan of sub-entries
-    cdef ConfirmWaiter last       # last item of `waiters`; None behind a span
+    cdef ConfirmWaiter last         # last item of `waiters`; None behind a span
     cdef uint32_t number            # modulo 2**32
     cdef uint32_t last_index        # of `last` in `waiters`
     cdef Py_ssize_t count           # messages
@@ -36,7 +36,7 @@ cdef struct Entry:
     uint32_t size       # from its publishing id to the end of its message
     uint32_t order      # index among its waiter's messages, modulo 2**32
     uint16_t spans      # of a sub-entry: number of spans, from `waiter` on; else 0
-    uint8_t settled     # SETTLED or GIVEN_UP; else 0
+    uint8_t state       # SETTLED or GIVEN_UP; else 0
 
 
 cdef inline Py_ssize_t offset(uint32_t number, uint64_t base) noexcept:
@@ -134,7 +134,7 @@ cdef inline Entry *add_entry(
     entry.frame = builder.open.number
     entry.start = <uint32_t> start
     entry.size = <uint32_t> (out_size(&builder.out) - start)
-    entry.settled = False
+    entry.state = 0
     builder.tail += 1
     builder.open.entries += 1
     builder.open.unsettled += 1

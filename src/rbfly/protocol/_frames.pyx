@@ -281,7 +281,7 @@ cdef class FrameBuilder:
         entry.size = <uint32_t> size
         entry.order = <uint32_t> (<ConfirmWaiter> waiter).count
         entry.spans = 0
-        entry.settled = 0
+        entry.state = 0
         # `+=` would count references
         (<Frame> open).entries = (<Frame> open).entries + 1
         (<Frame> open).unsettled = (<Frame> open).unsettled + 1

@@ -32,7 +32,7 @@ cdef enum:
     FRAME_TOO_LARGE = 0x0E
     PUBLISHER_DOES_NOT_EXIST = 0x12
 
-# States of an entry (Entry.settled); 0 if it is queued or in flight.
+# States of an entry (Entry.state); 0 if it is queued or in flight.
 cdef enum:
     SETTLED = 1             # confirmed, refused or withdrawn
     GIVEN_UP = 2            # queued or in flight, but its caller has given up
@@ -146,7 +146,7 @@ cdef class PublishWindow(FrameBuilder):
 
     cdef bint _last_is_withdrawn(self) noexcept:
         # Otherwise, repacking makes no id free.
-        return self.withdrawn and self.ring[(self.tail - 1) & self.mask].settled == SETTLED
+        return self.withdrawn and self.ring[(self.tail - 1) & self.mask].state == SETTLED
 
     cdef bint _was_written(self, uint64_t id) noexcept:
         # Entries are sent in ascending order of their ids.
@@ -280,7 +280,7 @@ cdef class PublishWindow(FrameBuilder):
         try:
             for i in range(self.head, self.tail):
                 entry = &self.ring[i & self.mask]
-                if entry.settled != SETTLED:
+                if entry.state != SETTLED:
                     unsent = i >= self.sent and not self._was_written(entry.id)
                     waiters = (<Frame> frames[offset(entry.frame, self.frames_base)]).waiters
                     for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
@@ -300,7 +300,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef uint64_t i
         for i in range(self.head, self.tail):
             entry = &self.ring[i & self.mask]
-            if entry.settled == SETTLED or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
+            if entry.state == SETTLED or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
                 continue
             frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
             for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
@@ -317,7 +317,7 @@ cdef class PublishWindow(FrameBuilder):
         # Those in flight: if queued, they were withdrawn.
         cdef uint64_t i
         for i in range(self.head, self.sent):
-            if self.ring[i & self.mask].settled == GIVEN_UP:
+            if self.ring[i & self.mask].state == GIVEN_UP:
                 self._retire(&self.ring[i & self.mask], i, 1)
         return 0
 
@@ -352,7 +352,7 @@ cdef class PublishWindow(FrameBuilder):
             self.next_frame = min(self.next_frame, old_base + <uint64_t> kept)
             for n in range(size):
                 entry = &saved[n]
-                if entry.settled == SETTLED:
+                if entry.state == SETTLED:
                     continue
                 source = <Frame> old[offset(entry.frame, old_base)]
                 self._reserve(entry.size, messages_of(source, entry))
@@ -371,7 +371,7 @@ cdef class PublishWindow(FrameBuilder):
                         <ConfirmWaiter> source.waiters[entry.waiter],
                         entry.order,
                     )
-                self.ring[(self.tail - 1) & self.mask].settled = entry.settled
+                self.ring[(self.tail - 1) & self.mask].state = entry.state
             if self.open is not None and self.open.count >= self.frame_entries:
                 self._finish_frame()
             if self.withdrawn:
@@ -459,7 +459,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef Entry *entry = self._find_unsettled(id, &position)
         cdef ConfirmWaiter found
         cdef bint written
-        if entry is NULL or entry.settled == GIVEN_UP:
+        if entry is NULL or entry.state == GIVEN_UP:
             return False
         found = <ConfirmWaiter> self._frame_of(entry).waiters[entry.waiter]
         if found is not waiter and found.future is not waiter:
@@ -471,7 +471,7 @@ cdef class PublishWindow(FrameBuilder):
         found.reported = True
         written = self._was_written(id)
         if position < self.sent or (written and self.named):
-            entry.settled = GIVEN_UP
+            entry.state = GIVEN_UP
             self.given_up += 1
             return False
         self._retire(entry, position, 1)
@@ -524,8 +524,8 @@ cdef class PublishWindow(FrameBuilder):
             joined.sealed = True
             joined.count = joined.remaining = 1
             frame.waiters[entry.waiter] = found = joined
-        if entry.settled == GIVEN_UP:
-            entry.settled = 0
+        if entry.state == GIVEN_UP:
+            entry.state = 0
             self.given_up -= 1
             found.future = []
             found.reported = False
@@ -557,15 +557,15 @@ cdef class PublishWindow(FrameBuilder):
         cdef Entry *entry
         position[0] = self._search(id, self.tail)
         entry = &self.ring[position[0] & self.mask]
-        return NULL if position[0] == self.tail or entry.settled == SETTLED else entry
+        return NULL if position[0] == self.tail or entry.state == SETTLED else entry
 
     cdef int _retire(self, Entry *entry, uint64_t position, Py_ssize_t count) except -1:
         # Settle an entry of `count` messages that is not confirmed.
         cdef Frame frame = self._frame_of(entry)
         frame.unsettled -= 1
-        if entry.settled == GIVEN_UP:
+        if entry.state == GIVEN_UP:
             self.given_up -= 1
-        entry.settled = SETTLED
+        entry.state = SETTLED
         if position < self.sent:
             self.in_flight -= count
         else:
@@ -600,7 +600,7 @@ cdef class PublishWindow(FrameBuilder):
             if (
                 next.id != load_u64(p + 8 * run)
                 or place_of(next) != place_of(entry)
-                or next.spans | next.settled
+                or next.spans | next.state
             ):
                 break
             position += 1
@@ -628,7 +628,7 @@ cdef class PublishWindow(FrameBuilder):
 
     cdef int _release(self) except -1:
         cdef Py_ssize_t n = 0
-        while self.head < self.sent and self.ring[self.head & self.mask].settled == SETTLED:
+        while self.head < self.sent and self.ring[self.head & self.mask].state == SETTLED:
             self.head += 1
         while n < <Py_ssize_t> (self.next_frame - self.frames_base):
             if (<Frame> self.frames[n]).unsettled:
@@ -690,19 +690,19 @@ cdef inline Py_ssize_t settle(
     cdef Py_ssize_t run
     cdef Frame frame
     # Ignore a late or repeated confirm, e.g. of a deduplicated message.
-    if entry is NULL or entry.settled == SETTLED:
+    if entry is NULL or entry.state == SETTLED:
         return 1
     first = window.cursor - 1
     run = window._follow(entry, p, count)
     frame = <Frame> window.frames[offset(entry.frame, window.frames_base)]
-    if entry.settled == GIVEN_UP:
+    if entry.state == GIVEN_UP:
         window.given_up -= 1
     window.in_flight -= window._settle_entries(frame, entry, run, code, done)
     if first == window.head:
         window.head += <uint64_t> run
     else:
         for position in range(first, first + <uint64_t> run):
-            window.ring[position & window.mask].settled = SETTLED
+            window.ring[position & window.mask].state = SETTLED
     frame.unsettled -= run
     if frame.unsettled == 0:
         frame.data = None

@@ -1,4 +1,4 @@
-"""How tasks wait: for a deadline, for their turn, and for capacity."""
+"""How tasks wait: until a deadline, for other tasks to run, and to be woken together."""
 
 from __future__ import annotations
 

@@ -39,19 +39,19 @@ async def query_route(cluster: Cluster, stream: str, key: str) -> tuple[str, ...
 async def _query(
     cluster: Cluster, stream: str, command: commands.Command[tuple[str, ...]]
 ) -> tuple[str, ...]:
-    locator = await cluster.locator()
+    connection = await cluster.locator()
     try:
-        return await locator.request(command)
+        return await connection.request(command)
     except StreamDoesNotExist as ex:
-        ex.args = (await _reason(locator, stream),)
+        ex.args = (await _reason(connection, stream),)
         raise
 
 
-async def _reason(locator: Connection, stream: str) -> str:
+async def _reason(connection: Connection, stream: str) -> str:
     """Return the text of the error for a super stream that does not exist."""
-    node = (await locator.request(commands.Metadata((stream,)))).get(stream)
+    metadata = (await connection.request(commands.Metadata((stream,)))).get(stream)
     code = ResponseCode.STREAM_DOES_NOT_EXIST
-    if node is not None and node.code != code:
+    if metadata is not None and metadata.code != code:
         text = 'is a stream, not a super stream: use client.publisher and client.subscribe'
         return f'{stream!r} {text}'
     return f'super stream {stream!r} does not exist (code 0x{code:02x})'

@@ -118,8 +118,8 @@ class ManagementMethods:
         :raises ProtocolError: the broker refused the request.
         """
         check_stream(stream)
-        locator = await self._cluster.locator()
-        metadata = await locator.request(commands.Metadata((stream,)))
+        connection = await self._cluster.locator()
+        metadata = await connection.request(commands.Metadata((stream,)))
         try:
             existing(metadata.get(stream), stream)
         except StreamDoesNotExist:
@@ -135,11 +135,11 @@ class ManagementMethods:
         :raises ProtocolError: the broker refused the request.
         """
         check_stream(stream)
-        locator = await self._cluster.locator()
+        connection = await self._cluster.locator()
         try:
-            stats = await locator.request(commands.StreamStats(stream))
+            stats = await connection.request(commands.StreamStats(stream))
         except StreamDoesNotExist:
-            raise await missing(locator, stream) from None
+            raise await missing(connection, stream) from None
         keys = 'first_chunk_id', 'last_chunk_id', 'committed_chunk_id', 'committed_offset'
         positions = [stats.get(key, -1) for key in keys]
         return StreamStats(*[None if value < 0 else value for value in positions])

@@ -1,4 +1,4 @@
-"""Checks the arguments of `subscribe`, for a stream or a super stream."""
+"""How to read a stream or a super stream: the arguments of `subscribe`, checked."""
 
 from __future__ import annotations
 

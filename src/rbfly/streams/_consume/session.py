@@ -99,7 +99,7 @@ class SubscriptionSession(Owner):
     """
 
     role = Role.CONSUME
-    turns = None
+    turns = None  # one stream has no turns; a super stream has, see `MergedSession`
     open_until_closed = False
 
     def __init__(

@@ -493,4 +493,4 @@ class Member:
             self._offsets.keep_position(cursor.delivered)
         cursor.start_over()
         cursor.drop()
-        self._offsets.on_lost()  # and counts again
+        self._offsets.on_lost()  # counts again

@@ -1,1 +1,1 @@
-"""Stored offsets, and what a subscription resolves to an offset."""
+"""Stores offsets, and determines which offsets a stream has."""

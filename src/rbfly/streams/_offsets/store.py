@@ -274,7 +274,7 @@ class OffsetStore:
             cursor.notify_at(unfinished - 1 + self._due - count)
 
     def on_lost(self) -> None:
-        """The connection was lost, perhaps before the broker has stored the last offset."""
+        """Forget what is stored: the connection, the stream or the member's activity was lost."""
         self._stored = None
         self._count_again()
 

@@ -112,10 +112,11 @@ cdef class PublisherCore:
     :param semaphore: class of the semaphore for the window's capacity, called with `has_capacity`.
     :param bounded: `batch` queues no more messages than the window has capacity for.
     :param undeclared: the broker must declare the publisher before it takes messages.
-    :ivar session: has `check`, which raises if the publisher takes no messages; `settle`, which
-        passes the outcome to a waiter; `after_settled`, called after the frame of confirms that
-        follows `watch`; and `closing`, whose `left` a confirm restores.  None before `bind` and
-        after `end`.
+    :ivar session: has `check`, which raises if the publisher takes no messages; `batch_full`, which
+        returns the error of a message without capacity; `settle`, which passes the outcome to a
+        waiter; `closing`, whose `left` is None unless a close gave up; and `after_settled`, called
+        after a frame of confirms if `watch` was called, the publisher must be redeclared, or that
+        `left` is not None.  None before `bind` and after `end`.
     :ivar connection: where to write frames; None while there is none.
     :ivar accepts: the publisher takes messages.
     :ivar undeclared: it has never taken messages: its next publishing id is unknown.

@@ -32,7 +32,7 @@ from ...error import (
 from ...net.busy_poll import BusyPoll
 from ...net.cluster import Cluster
 from ...net.connection import Connection, disconnected
-from ...net.observer import Life, Role
+from ...net.observer import Life, Role, check_transition
 from ...net.registration import Owner, Registration
 from ...net.waiting import CloseTimeout
 from ...protocol import commands
@@ -123,9 +123,7 @@ class PublisherSession(Owner):
 
         :param error: why the publisher takes no messages.
         """
-        if state not in TRANSITIONS[self.state]:  # as in net/registration.py
-            raise AssertionError(f'{self!r}: illegal transition {self.state.name} -> {state.name}')
-        self.state = state
+        self.state = check_transition(self, self.state, state, TRANSITIONS)
         self.core.enter(state is PublisherState.OPEN, error)
 
     @property

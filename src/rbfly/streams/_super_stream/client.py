@@ -128,12 +128,12 @@ class SuperStream:
         existing: tuple[str, ...] = ()
         polls = 0
         while polls < POLLS:
-            locator = await self._cluster.locator()
+            connection = await self._cluster.locator()
             previous = existing
             try:
-                existing = await locator.request(commands.Partitions(self.name))
+                existing = await connection.request(commands.Partitions(self.name))
             except StreamDoesNotExist:
-                streams = await locator.request(commands.Metadata(requested))
+                streams = await connection.request(commands.Metadata(requested))
                 code = ResponseCode.STREAM_DOES_NOT_EXIST
                 taken = [name for name, stream in streams.items() if stream.code != code]
                 text = f'there are streams with the names of its partitions ({named(taken)})'
@@ -181,9 +181,9 @@ class SuperStream:
 
         :raises ProtocolError: the broker refused the request.
         """
-        locator = await self._cluster.locator()
+        connection = await self._cluster.locator()
         try:
-            await locator.request(commands.Partitions(self.name))
+            await connection.request(commands.Partitions(self.name))
         except StreamDoesNotExist:
             return False
         return True

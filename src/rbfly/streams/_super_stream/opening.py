@@ -63,10 +63,10 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
 class PartitionsReady(Observer):
     """Waits until partitions are declared.
 
-    A partition that is not available does not delay the others: when its first try has failed, one
-    partition that is declared is enough.
+    A partition that is not available does not delay the others: once every partition was tried, one
+    that is declared is enough.
 
-    :ivar first: a future of that; it fails with the error of a partition that gives up.
+    :ivar first: a future that is then done; it fails with the error of a partition that gives up.
     """
 
     def __init__(self, sessions: list[PublisherSession]) -> None:
