@@ -423,8 +423,8 @@ cdef class PublishWindow(FrameBuilder):
         found = <ConfirmWaiter> self._frame_of(entry).waiters[entry.waiter]
         if found.future is not future:
             return False
-        if entry.settled == GIVEN_UP:
-            entry.settled = 0
+        if entry.state == GIVEN_UP:
+            entry.state = 0
             self.given_up -= 1
             found.reported = False
         return True
