@@ -1,6 +1,6 @@
 """Requests to a Kafka cluster of one node: create a topic, count its records, delete it.
 
-Like :mod:`perf.wire`, this code is independent of the measured libraries.  A request is
+Like :mod:`brokers.wire`, this code is independent of the measured libraries.  A request is
 `i16 key, i16 version, i32 correlation id, string client id`, followed by its body.
 """
 

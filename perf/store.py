@@ -1,6 +1,6 @@
 """What the runner needs of a broker: create, fill and delete streams, and count their messages.
 
-Messages are counted with :mod:`perf.wire` and :mod:`perf.kafka`, not with a measured library.
+Messages are counted with :mod:`brokers.wire` and :mod:`perf.kafka`, not with a measured library.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 
-from brokers import BrokerError, RabbitMQ
+from brokers import BrokerError, RabbitMQ, wire
 from brokers.probe import parse_uri, peer_properties
 
-from . import CommandError, broker_address, kafka, super_stream_wire, wire
+from . import CommandError, broker_address, kafka, super_stream_wire
 from .clients.base import numbered
 from .delayed_broker import DelayedBroker
 from .lanes import Stored

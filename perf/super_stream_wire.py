@@ -1,6 +1,6 @@
 """Super streams over a blocking socket: partitions, routing by hash, and confirms.
 
-Like :mod:`perf.wire`, this uses none of the measured libraries.
+Like :mod:`brokers.wire`, this uses none of the measured libraries.
 """
 
 import struct
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from urllib.parse import urlsplit
 
-from . import wire
+from brokers import wire
 
 CREATE_SUPER_STREAM = 0x1D
 DELETE_SUPER_STREAM = 0x1E

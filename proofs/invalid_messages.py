@@ -7,7 +7,7 @@ from contextlib import aclosing, closing
 from typing import Any
 
 import rbfly.streams as rbs
-from perf import wire
+from brokers import wire
 from rbfly.error import AMQPDecoderError
 
 from .consume import WAYS

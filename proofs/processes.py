@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from perf import wire
+from brokers import wire
 
 from .run import ProofError
 from .test_bed import Bed, body

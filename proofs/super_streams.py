@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import rbfly.streams as rbs
-from perf import wire
+from brokers import wire
 
 from .checker import check_stored, undelivered
 from .fault_injection import Gate

@@ -19,11 +19,11 @@ from random import Random
 from typing import Any, TypeVar
 
 import rbfly.streams as rbs
-from brokers import Progress, RabbitMQ
+from brokers import Progress, RabbitMQ, wire
 from brokers.probe import parse_uri, peer_properties
 from brokers.proxy import Direction, Proxy
 from brokers.state import free_ports
-from perf import super_stream_wire, wire
+from perf import super_stream_wire
 from rbfly.testing import StreamBroker
 from rbfly.testing.stream import Subscription
 

@@ -1,7 +1,7 @@
 """Reads the published and confirmed messages that pass a proxy."""
 
+from brokers import wire
 from brokers.proxy import Direction, Proxy
-from perf import wire
 
 from .test_bed import WIDTH
 

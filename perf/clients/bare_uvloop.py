@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from .. import wire
+from brokers import wire
+
 from ..lanes import Kind
 from .base import Target, Work, bodies
 from .open_loop import OpenLoop

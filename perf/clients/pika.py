@@ -8,7 +8,8 @@ from typing import Any
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
-from .. import wire
+from brokers import wire
+
 from ..lanes import Kind
 from .base import Target, Work
 

@@ -5,7 +5,8 @@ It blocks until data arrives, or polls: it asks for data again and again.
 
 from time import perf_counter
 
-from .. import wire
+from brokers import wire
+
 from ..lanes import Kind
 from .base import Target, Work, bodies
 

@@ -6,7 +6,8 @@ All partitions share a connection; in a cluster, those that a node leads.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from .. import wire
+from brokers import wire
+
 from ..lanes import Kind
 from ..super_stream_wire import leaders, partition_of, partitions_of, read_confirms, read_ids
 from .base import Target, Work, bodies

@@ -14,9 +14,9 @@ from rstream import (
     amqp_decoder,
 )
 
+from brokers import wire
 from brokers.probe import parse_uri
 
-from .. import wire
 from ..lanes import Kind
 from .base import Target, Work, bodies, numbered
 from .open_loop import OpenLoop

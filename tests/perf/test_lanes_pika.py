@@ -14,9 +14,9 @@ import pika
 import pytest
 from aio_pika.exceptions import ChannelInvalidStateError
 
-from brokers import RabbitMQ
+from brokers import RabbitMQ, wire
 from brokers.proxy import Proxy
-from perf import wire, worker
+from perf import worker
 from perf.clients.base import Target
 from perf.lanes import KINDS
 from perf.store import RabbitStore

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from brokers import wire
 from perf import (
     CommandError,
     broker_address,
@@ -27,7 +28,6 @@ from perf import (
     runner,
     runs,
     table,
-    wire,
     worker,
 )
 from perf.clients.base import Target, Work

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from perf import histogram, lanes, report, runner, stats, wire
+from brokers import wire
+from perf import histogram, lanes, report, runner, stats
 from perf.delayed_broker import DelayedBroker
 from perf.report.figures import LATENCIES, OVERVIEW
 from perf.report.page import compose

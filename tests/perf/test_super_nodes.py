@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from brokers import RabbitMQ
-from perf import clients, lanes, super_stream_wire, wire
+from brokers import RabbitMQ, wire
+from perf import clients, lanes, super_stream_wire
 from perf.clients.base import Target
 from perf.delayed_broker import DelayedBroker
 from perf.store import NODES, RabbitStore, connect

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from perf import super_stream_wire, wire
+from brokers import wire
+from perf import super_stream_wire
 from perf.clients.base import Target, bodies
 from perf.clients.raw_socket_super import Publish, Tasks
 from perf.lanes import KINDS

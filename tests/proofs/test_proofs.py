@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from brokers import wire
 from brokers.proxy import Proxy
-from perf import wire
 from proofs import cli
 from proofs.catalogue import PROOFS, SETTINGS
 from proofs.checker import (

@@ -23,8 +23,8 @@ import rstream
 
 import rbfly.streams as rbs
 from brokers import BrokerError, RabbitMQ
+from brokers import wire as raw
 from brokers.state import free_ports
-from perf import wire as raw
 from proofs.foreign import write_mqtt
 from rbfly.amqp import AMQPHeader, AMQPProperties, encode_amqp_bytes
 from rbfly.protocol import commands

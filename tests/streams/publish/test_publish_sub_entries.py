@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from brokers import RabbitMQ
-from perf import wire
+from brokers import RabbitMQ, wire
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPEncoderError
 from rbfly.streams import Compression, stream_message_ctx

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from brokers import RabbitMQ
-from perf import programs, super_stream_wire, wire
+from brokers import RabbitMQ, wire
+from perf import programs, super_stream_wire
 
 COUNT = 5_000
 PARTITIONS = 8

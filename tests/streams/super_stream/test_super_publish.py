@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from perf import wire
+from brokers import wire
 from rbfly.net.connection import Connection
 from rbfly.streams.types import MessageCtx
 from rbfly.testing import StreamBroker

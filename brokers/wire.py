@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Callable, Generator, Sequence
 
-from brokers.probe import parse_uri
+from .probe import parse_uri
 
 DECLARE_PUBLISHER = 0x01
 PUBLISH = 0x02
