@@ -44,6 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
         'tests',
         max_examples=sized(40, 100),
         deadline=None,  # no test asserts a speed
+        suppress_health_check=[
+            hypothesis.HealthCheck.too_slow,
+            hypothesis.HealthCheck.data_too_large,
+        ],
         derandomize=False,  # which is Hypothesis's default where CI is set
         print_blob=True,
     )

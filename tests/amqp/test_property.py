@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from amqp_values import SECTIONS, VALUE
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import rbfly.types as t
@@ -28,7 +28,6 @@ profile = settings(
     max_examples=sized(40, 150),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 ints = st.integers(-(2**63), 2**64 - 1)
