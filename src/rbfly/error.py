@@ -541,6 +541,18 @@ def copy_error(error: E) -> E:
     return found
 
 
+def raise_any(error: BaseException | None) -> None:
+    """Raise an error, if there is one; no frame of the traceback refers to it.
+
+    A local variable of the caller would: pass what a call returns.
+    """
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+
+
 def add_text(error: RbFlyError, before: str = '', after: str = '') -> None:
     """Add to the text of an error, which is the first of its `args`."""
     error.args = (f'{before}{error}{after}', *error.args[1:])

@@ -1,8 +1,10 @@
 """Queued messages of by_key, if the program drops the publisher or its task is cancelled."""
 
 import asyncio
+import contextlib
 import gc
 import logging
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
@@ -130,3 +132,24 @@ async def test_close_after_the_cancellation_waits_for_them() -> None:
         assert publisher is not None
         await publisher.close()
         assert memory.messages('orders-a') == ['a1']
+
+
+@pytest.mark.parametrize('how', ['flush', 'close'])
+async def test_publisher_is_released_after_an_error(how: str) -> None:
+    """It is released with the error, without a garbage collection."""
+    async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
+        memory.create_super_stream('orders', binding_keys=['a', 'b'])
+        publisher = await client.super_stream('orders').publisher(route=by_key)
+        released = weakref.ref(publisher)
+        gc.collect()
+        gc.disable()
+        try:
+            publisher.batch('c')
+            with contextlib.suppress(rbs.NoRouteError):
+                await getattr(publisher, how)()
+                pytest.fail('it raises NoRouteError')
+            await publisher.close()
+            del publisher
+            await until(lambda: released() is None, 'the publisher is released')
+        finally:
+            gc.enable()

@@ -16,6 +16,7 @@ from ...error import (
     PublishError,
     RbFlyError,
     SendProgress,
+    raise_any,
 )
 from ...protocol._entry import SubEntry
 from ...protocol._publish import PublishWindow
@@ -128,8 +129,7 @@ class Publisher(FastPublisher, BasePublisher):
             outcome is unreported.
         """
         await self._end()
-        if error := self._end_error():
-            raise error
+        raise_any(self._end_error())
 
     async def _end(self) -> None:
         """Close the publisher; `_end_error` then returns the error of this."""
@@ -331,8 +331,7 @@ class Publisher(FastPublisher, BasePublisher):
             `reconnect_timeout`.
         """
         batches = await self._send_batches(timeout)
-        if error := self._batch_error(batches):
-            raise error
+        raise_any(self._batch_error(batches))
 
     async def _send_batches(self, timeout: float | None) -> list[ConfirmGroup]:
         """Send the queued messages, and wait until all of `batch` are settled.

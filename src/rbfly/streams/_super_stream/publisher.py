@@ -26,13 +26,14 @@ from ...error import (
     SendProgress,
     WindowTimeout,
     add_text,
+    raise_any,
 )
 from ...net.cluster import Cluster
 from ...net.observer import call_each
 from ...net.waiting import outcome
 from ...protocol._publish import PublishWindow
 from .._admin.partitions import query_route
-from .._publish._confirm import ConfirmFuture
+from .._publish._confirm import ConfirmFuture, ConfirmGroup
 from .._publish.base import BasePublisher
 from .._publish.confirmation import (
     KEPT,
@@ -174,19 +175,22 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         if self._closed is None:
             self._closed = asyncio.Event()
             try:
-                errors = await self._close_each()
+                unexpected = await self._close_each()
+                self._held_errors += unexpected
+                del unexpected  # the traceback of an error must not refer to it
             finally:  # a cancelled task has not closed them
                 self._abort_now(PublisherError(f'{self!r} was closed before the confirm'))
                 self._closed.set()
         else:  # another task closes it, or it was closed
             await self._closed.wait()
-            errors = []
-        # without an await from here on: what no call has raised
-        errors += [error for item in self._publishers if (error := item._end_error())]
+        raise_any(self._end_error())
+
+    def _end_error(self) -> Exception | None:
+        """Return the error that `close` raises, and forget what it stands for."""
+        errors = [error for item in self._publishers if (error := item._end_error())]
         errors += self._held_errors + self._failures.errors()
         self._held_errors, self._failures = [], Failures()
-        if error := summary(errors):
-            raise error
+        return summary(errors)
 
     async def _close_each(self) -> list[Exception]:
         """Close all partitions; return unexpected errors, and leave those of messages there."""
@@ -339,8 +343,8 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         finally:
             del limit  # it refers to the task
         # not in the handler: the TimeoutError refers to the task
-        late = kind(f'the broker did not report the partitions of {what} within {timeout} s; {end}')
-        raise self._or_refusal(late)
+        text = f'the broker did not report the partitions of {what} within {timeout} s; {end}'
+        raise self._or_refusal(kind(text))
 
     async def _ask(self, key: str) -> PublishTarget | tuple[PublishTarget, ...]:
         """Return the partitions of a key; ask the broker, and cache the answer.
@@ -436,18 +440,23 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
                 keep_parts(self._parts, key_of(targets, message), parts)
         if confirmed:
             return
-        if parts:
-            late = self._timed_out(
-                waiting,
+        raise self._or_refusal(self._late(waiting, timeout, is_sent=bool(parts)))
+
+    def _late(
+        self, waited: Sequence[PublisherSession], timeout: float | None, is_sent: bool
+    ) -> ConfirmTimeout:
+        """Return the error of a message that several partitions have not confirmed in time."""
+        if is_sent:
+            return self._timed_out(
+                waited,
                 f'the broker did not confirm the message on all partitions within {timeout} s;'
                 ' it may still be stored',
             )
-        else:
-            late = self._timed_out(
-                waiting, f'it could not send the message within {timeout} s, and withdrew it'
-            )
-            late.outcome, late.retriable = 'not_sent', True
-        raise self._or_refusal(late)
+        late = self._timed_out(
+            waited, f'it could not send the message within {timeout} s, and withdrew it'
+        )
+        late.outcome, late.retriable = 'not_sent', True
+        return late
 
     async def _submit(
         self,
@@ -641,8 +650,12 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
             if item._core.filling.count or item._core.flushed or item._session.full
         ]
         calls = [functools.partial(item._send_batches, left(until)) for item in busy]
-        results = await self._each(calls)
-        # without an await from here on: an error is forgotten only when it is raised
+        raise_any(self._flush_error(busy, await self._each(calls)))
+
+    def _flush_error(
+        self, busy: Sequence[Publisher], results: Sequence[list[ConfirmGroup] | Exception]
+    ) -> Exception | None:
+        """Return the error that `flush` raises, and forget what it stands for."""
         errors = [item for item in results if isinstance(item, Exception)]
         sent = [
             (item, got) for item, got in zip(busy, results, strict=True) if isinstance(got, list)
@@ -653,8 +666,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
             errors += [error for item, got in sent if (error := item._batch_error(got))]
             errors += self._held_errors
             self._held_errors = []
-        if error := summary(errors):
-            raise error
+        return summary(errors)
 
 
 def as_targets(found: PublishTarget | tuple[PublishTarget, ...]) -> tuple[PublishTarget, ...]:
