@@ -17,6 +17,7 @@ import pytest
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
+from brokers.probe import parse_uri, peer_properties
 from brokers.proxy import Proxy
 from rbfly.net import retry
 from rbfly.net.observer import Observer
@@ -173,7 +174,10 @@ class Walk:
         self.kind = kind
         self.stream = stream
         self.group = group
-        self.faults = faults
+        # RabbitMQ before 4.1.2 may strand a group whose member is cut off while another one joins:
+        # no member is active, and no update is unanswered.
+        version = peer_properties(parse_uri(broker.uri))['version']
+        self.faults = faults and tuple(map(int, version.split('.'))) >= (4, 1, 2)
         self.stack = contextlib.AsyncExitStack()
         self.members: list[Member] = []
         self.gone: list[Member] = []
@@ -319,5 +323,5 @@ async def test_rows_of_a_group(
             while walk.members:
                 await walk.leave()
             # A member that loses its connection while it leaves writes nothing: the next one does.
-            is_complete = len({*walk.rows}) == walk.published or not faults
+            is_complete = len({*walk.rows}) == walk.published or not walk.faults
         walk.check()
