@@ -7,7 +7,8 @@ from libc.stdint cimport uint8_t
 from fuzz.checks cimport finding
 
 from rbfly.error import FrameError
-from rbfly.protocol.commands import READERS, Reader, decode
+from rbfly.protocol.commands import READERS, Reader
+from rbfly.protocol.message_frames import decode
 from rbfly.testing.arguments import Crash
 from rbfly.testing.frames import read_frame, read_publish
 
