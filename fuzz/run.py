@@ -5,7 +5,7 @@
     python fuzz/run.py stream --workers 2           read arbitrary bytes as chunks or socket data
     python fuzz/run.py commands                     decode arbitrary bytes as any frame
     python fuzz/run.py codec FILE...                run these inputs only, such as a finding
-    python fuzz/run.py codec --minimise             add what was found to fuzz/corpus/codec.zip
+    python fuzz/run.py codec --minimise             add the new inputs to fuzz/corpus/codec.zip
 
 Needs clang with its sanitizer runtimes (Debian: clang, libclang-rt-dev), CPython's headers and
 library, and Cython.  The generated C goes to build/cython, everything else to build/fuzz.  An input

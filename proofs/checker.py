@@ -1,4 +1,4 @@
-"""Compare what is stored with what was sent; a check describes what is wrong, or returns ''."""
+"""Compare stored messages with sent ones; a check describes the contradiction, or returns ''."""
 
 from array import array
 from collections import Counter
@@ -133,7 +133,7 @@ def check_stored(
 
 
 def undelivered(delivery: Delivery, stored: dict[str, Messages]) -> str:
-    """Check that a reader has received what is stored, in order and with its offsets."""
+    """Check that a reader has received the stored messages, in order and with their offsets."""
     for stream, wanted in stored.items():
         found = delivery.messages.get(stream, (array('q'), array('q')))
         if found == wanted:

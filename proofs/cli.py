@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from brokers import BrokerError
-from perf import environment
+from perf import environment, lanes
 
 from . import page, run
 from .catalogue import PROOFS, SETTINGS, Value
@@ -87,7 +87,7 @@ def do_prove(args: argparse.Namespace) -> int:
     """Run a proof on a broker of its own; the exit status is 0 if all its claims hold."""
     for name in ('rbfly', 'uvloop'):
         if find_spec(name) is None:
-            raise ProofError(f"{name} is not installed; run: pip install '.[perf]'")
+            raise ProofError(f'{name} is not installed; run: {lanes.INSTALL}')
     settings = {name: getattr(args, name) for name in args.proof.settings}
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
     this = run.Run(args.proof, seed, **settings)

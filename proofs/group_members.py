@@ -126,7 +126,7 @@ def note_stored(note: Note) -> None:
 async def take_part(
     note: Note, uris: list[str], stream: str, heartbeat: int, stranded: float
 ) -> None:
-    """Join the group, and leave it when told to.
+    """Join the group, and leave it at a signal of the proof.
 
     :param heartbeat: interval in seconds.
     :param stranded: seconds after which the member joins a stuck group again; 0 for never.

@@ -210,7 +210,7 @@ async def group_churn(run: Run, bed: Bed) -> None:
 
 
 async def publish(run: Run, bed: Bed, stream: str, end: float) -> History:
-    """Publish at a steady rate; return what was confirmed."""
+    """Publish at a steady rate; return the confirmed messages."""
     history = History('', stream, True, run['seconds'] * RATE + BATCH)
     async with publisher_to(bed, stream, NAME, by_key=True) as publisher:
         while time.monotonic() < end:

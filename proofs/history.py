@@ -1,4 +1,4 @@
-"""The history of a run: what was sent, confirmed, delivered and stored, and which faults occurred.
+"""The history of a run: sent, confirmed, delivered and stored messages, and the faults.
 
 Messages have numbers, which are their bodies.
 """

@@ -1,4 +1,4 @@
-"""Proofs of publishing: what is confirmed is stored once and in order, whatever fails."""
+"""Proofs of publishing: the broker stores each confirmed message once and in order."""
 
 import asyncio
 from collections import Counter

@@ -6,6 +6,15 @@ from typing import Any
 from uuid import uuid4
 
 import rbfly.streams as rbs
+from rbfly.testing import StreamBroker
+
+
+@contextlib.asynccontextmanager
+async def broker_of_orders(partitions: int) -> AsyncIterator[StreamBroker]:
+    """A broker with a node for each partition of `orders`, which has its only replica."""
+    async with StreamBroker(nodes=partitions) as broker:
+        broker.create_super_stream('orders', partitions=partitions, initial_cluster_size='1')
+        yield broker
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""What is measured: scenarios and their kinds of work, as a table of plain data.
+"""Tables of the scenarios of the benchmark and their kinds of work, as plain data.
 
 A study does one kind of work for a series of values, to see what its speed depends on.
 """

@@ -145,12 +145,12 @@ class Activity:
         """Make calls that must succeed, since faults have ended."""
 
     async def check(self) -> None:
-        """Compare what is stored with what calls reported."""
+        """Compare the stored messages with the outcomes of the calls."""
         for history in self.histories:
             self.compare(history, (await self.bed.stored(history.stream))[0])
 
     def compare(self, history: History, stored: Sequence[int]) -> None:
-        """Note the contradictions between a history and what is stored."""
+        """Note where the history and the stored messages contradict each other."""
         for what, numbers in violations(history, stored).items():
             self.wrong(f'{history.label}: {what}', len(numbers))
 

@@ -68,7 +68,7 @@ class SuperStream(Activity):
         return self.delivery.messages == wanted
 
     async def check(self) -> None:
-        """Compare what is stored with the outcomes of the calls, and with what was read."""
+        """Compare the stored messages with the outcomes of the calls and the messages read."""
         stored = [numbers for numbers, _ in self.stored.values()]
         self.compare(self.sent, sorted(number for part in stored for number in part))
         for wrong in filter(None, (misplaced(stored), keys_unordered(stored))):

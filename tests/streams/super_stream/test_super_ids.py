@@ -12,13 +12,12 @@ from rbfly.streams import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.inside import core_of, session_of
+from tests.supers import broker_of_orders
 
 
 @pytest_asyncio.fixture
 async def broker() -> AsyncIterator[StreamBroker]:
-    """Three nodes, each with the only replica of one partition of `orders`."""
-    async with StreamBroker(nodes=3) as broker:
-        broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
+    async with broker_of_orders(3) as broker:
         yield broker
 
 

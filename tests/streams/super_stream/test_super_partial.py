@@ -11,15 +11,14 @@ from rbfly.streams import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.inside import session_of
+from tests.supers import broker_of_orders
 
 SOON = 0.01  # seconds; the timeout of calls that cannot end before it
 
 
 @pytest_asyncio.fixture
 async def broker() -> AsyncIterator[StreamBroker]:
-    """Two nodes, each with the only replica of one partition of `orders`."""
-    async with StreamBroker(nodes=2) as broker:
-        broker.create_super_stream('orders', partitions=2, initial_cluster_size='1')
+    async with broker_of_orders(2) as broker:
         yield broker
 
 

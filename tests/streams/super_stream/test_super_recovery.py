@@ -21,6 +21,7 @@ from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
 from tests.brokers import until
 from tests.inside import cluster_of, core_of, session_of
+from tests.supers import broker_of_orders
 
 NAMES = [f'orders-{i}' for i in range(3)]
 
@@ -28,8 +29,7 @@ NAMES = [f'orders-{i}' for i in range(3)]
 @pytest_asyncio.fixture
 async def broker() -> AsyncIterator[StreamBroker]:
     """Three nodes, each with the only replica of one partition of `orders`."""
-    async with StreamBroker(nodes=3) as broker:
-        broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
+    async with broker_of_orders(3) as broker:
         yield broker
 
 

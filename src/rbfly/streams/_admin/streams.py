@@ -47,7 +47,7 @@ class ManagementMethods:
         :param max_length_bytes: size in bytes above which the broker removes the oldest segments.
         :param max_age: age at which the broker removes segments; whole seconds.
         :param segment_size: size of a segment in bytes, at most 3,000,000,000.
-        :param initial_cluster_size: number of replicas, at min_timeout 1.
+        :param initial_cluster_size: number of replicas, at least 1.
         :param leader_locator: how the broker chooses the node of the leader.
         :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
         :param arguments: other arguments of the protocol, sent unchecked.  RabbitMQ ignores those

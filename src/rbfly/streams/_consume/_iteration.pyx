@@ -203,7 +203,7 @@ cdef class SubscriptionBase:
     """
 
     cdef MessageCursor cursor
-    cdef RoundRobin turns                # None for one stream
+    cdef RoundRobin turns           # None for one stream
     cdef object waiter
     cdef rbfly_step checked         # in which the event loop was checked last
     cdef rbfly_step noted           # in which the task was noted last

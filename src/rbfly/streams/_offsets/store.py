@@ -210,11 +210,13 @@ class OffsetStore:
         """True if the member has not been active since it received the message with an offset."""
         if self._group is None:
             return False
-        if offset is None or not self.may_store:
-            return not self.may_store
-        delivered, kept = self._cursor.delivered, self._kept
+        if not self.may_store:
+            return True
+        if offset is None:
+            return False
         if offset < self._cursor.skip_before:
             return True
+        delivered, kept = self._cursor.delivered, self._kept
         is_delivered = delivered is not None and offset < delivered
         return not is_delivered and kept is not None and offset < kept
 
@@ -274,7 +276,7 @@ class OffsetStore:
             cursor.notify_at(unfinished - 1 + self._due - count)
 
     def on_lost(self) -> None:
-        """Forget what is stored: the connection, the stream or the member's activity was lost."""
+        """The member, its connection or the stream was lost: the last offset may not be stored."""
         self._stored = None
         self._count_again()
 
