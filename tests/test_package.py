@@ -33,7 +33,7 @@ assert not client.connected
 print(rbfly.__file__)
 """
 # Modules that rbfly.streams imports and asyncio does not: all small.
-IMPORTED = {'cython_runtime', 'rbfly', 'zlib'}
+IMPORTED = {'cython_runtime', 'rbfly'}
 # What each use of a client imports, besides what `import rbfly.streams` does.
 CLIENT = 'client = rbs.streams_client("rabbitmq-stream://localhost/")\n'
 PUBLISH = CLIENT + 'client.publisher("orders").close()'

@@ -9,6 +9,7 @@ hiddenimports += [name for layer in LAYERS for name in collect_submodules(layer)
 # of the standard library
 hiddenimports += [
     'asyncio',
+    'binascii',
     'collections.abc',
     'contextvars',
     'datetime',

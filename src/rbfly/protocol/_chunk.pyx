@@ -21,8 +21,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._crc cimport CRC_IS_CHECKED, crc_is_here, crc_of
 from rbfly._wire cimport load_u16, load_u32, load_u64
+from binascii import crc32  # loaded with ssl, unlike zlib
 from collections import deque
-from zlib import crc32
 
 from rbfly.protocol.compression import BATCH_MAX as _BATCH_MAX
 from rbfly.protocol.compression import CHUNK_MAX as _CHUNK_MAX

@@ -9,7 +9,6 @@ Decompression uses no more memory than the header of a sub-entry states, within 
 from __future__ import annotations
 
 import importlib
-import zlib
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -23,7 +22,7 @@ CHUNK_MAX = 2**30
 """The same for all compressed sub-entries of a chunk together."""
 
 GZIP_LEVEL = 6
-GZIP_BITS = zlib.MAX_WBITS | 16  # with gzip header and trailer
+GZIP_BITS = 15 | 16  # a window of 32 KiB, with gzip header and trailer
 SNAPPY_FRAMES = b'\xff\x06\x00\x00sNaPpY'  # start of a framed stream
 
 
@@ -69,7 +68,9 @@ def compressor(compression: Compression) -> Callable[[memoryview], bytes] | None
     if compression is Compression.NONE:
         return None
     if compression is Compression.GZIP:
-        return lambda data: zlib.compress(data, GZIP_LEVEL, wbits=GZIP_BITS)
+        from zlib import compress as deflate  # here, because few programs need it
+
+        return lambda data: deflate(data, GZIP_LEVEL, wbits=GZIP_BITS)
     # snappy in its framing format, lz4 and zstd as frames
     compress = getattr(library(compression), compression.value).compress
     return lambda data: bytes(compress(data))
@@ -106,6 +107,8 @@ def decompress(code: int, data: memoryview, size: int) -> bytes:
 
 
 def gunzip(data: memoryview, size: int) -> bytes:
+    import zlib
+
     stream = zlib.decompressobj(wbits=GZIP_BITS)
     try:
         found = stream.decompress(data, size + 1)
