@@ -64,6 +64,9 @@ done
 exec chroot "$root" sh -c 'cd "$1" && shift && exec "$@"' sh "$cwd" "$@"
 """
 
+# `unshare` blocks SIGTERM, and the command, process 1 of its namespace, may survive one.
+KILLED_WITH_PARENT = ('setpriv', '--pdeathsig', 'KILL', '--')
+
 # Arguments: packages. First try the package lists that the root filesystem was created with: they
 # match what is installed, and a mirror's lists may be weeks old, which apt refuses for testing.
 INSTALL = """
@@ -181,7 +184,8 @@ def run(
         cwd = f'{CHECKOUT}/{below}' if str(below) != '.' else CHECKOUT
     except ValueError:
         cwd = CHECKOUT
-    return subprocess.run(command_line(root, command, env, mounts, cwd)).returncode
+    line = [*KILLED_WITH_PARENT, *command_line(root, command, env, mounts, cwd)]
+    return subprocess.run(line).returncode
 
 
 def is_installed(root: Path, package: str) -> bool:

@@ -720,6 +720,27 @@ def test_inside_environment() -> None:
     assert not {'RBFLY_CACHE', 'VIRTUAL_ENV'} & set(env)
 
 
+EXEC = """
+from pathlib import Path
+from brokers import inside, install
+install.rabbitmq_root = lambda *_: Path('/')
+inside.SCRIPT = 'shift 3; exec "$@"'  # works without root
+inside.room.UNSHARE = ()
+inside.default_binds = lambda *_: []
+inside.run(['sh', '-c', 'trap "" TERM; echo started; exec sleep 600'])
+"""
+
+
+def test_command_inside_ends_with_brokers_exec() -> None:
+    """A command that ignores SIGTERM ends with `brokers exec`."""
+    command = [sys.executable, '-c', EXEC]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == 'started\n'
+        process.terminate()
+        assert process.communicate(timeout=20)[0] == ''  # no process has the pipe open
+
+
 @pytest.mark.parametrize(
     ('works', 'expected'),
     [('install', ['install']), ('update', ['install', 'update', 'install'])],
