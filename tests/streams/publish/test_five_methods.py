@@ -14,7 +14,7 @@ from brokers.proxy import Direction, Proxy
 from rbfly.amqp import decode_amqp
 from rbfly.net import retry
 from rbfly.protocol.const import Key
-from tests.entries import read_entries
+from tests.entry_reader import read_entries
 from tests.fake import Frame
 from tests.supers import stored
 

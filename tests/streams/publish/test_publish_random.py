@@ -14,7 +14,7 @@ from rbfly.net import retry
 from rbfly.net.observer import Life
 from tests import fake as wire
 from tests.brokers import until
-from tests.entries import read_entries
+from tests.entry_reader import read_entries
 from tests.fake import FakeBroker, Frame, refuse
 from tests.fake import FakeConnection as Peer
 from tests.inside import cluster_of, pool_of
