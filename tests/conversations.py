@@ -18,7 +18,7 @@ from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.const import RESPONSE, Key
 from rbfly.protocol.fields import string
 from rbfly.protocol.offset import Offset
-from tests.raw import RawClient, connected
+from tests.raw_client import RawClient, connect
 from tests.stream_wire import frame, split_frames
 
 UNKNOWN = 'Close 0x0d, closed'
@@ -83,7 +83,7 @@ async def converse(uri: str, state: str, data: bytes, expected: str) -> str:
     found: list[str] = []
     ends = expected.endswith('closed')
     items = expected.split(', ') if expected else []
-    async with connected(uri) as client:
+    async with connect(uri) as client:
         assert await continue_handshake(client, 'connected', state) == state
         client.write(data)
         while found[-1:] != ['closed'] and (ends or len(found) < len(items)):
@@ -111,7 +111,7 @@ async def check_conversations(
 
     :param conversations: name, state, bytes and expected answer of each conversation.
     """
-    async with connected(uri) as client:
+    async with connect(uri) as client:
         properties = await client.value(c.PeerProperties({}))
     version = tuple(map(int, properties['version'].split('.')[:2]))
     wanted = {}

@@ -24,7 +24,7 @@ from rbfly.protocol.commands import (
 )
 from rbfly.protocol.message_frames import Deliver, Publish
 from rbfly.protocol.offset import Offset
-from tests.raw import RawClient, connected, entries, opened
+from tests.raw_client import RawClient, connect, connect_and_open, numbered_entries
 
 ON, OFF, REFUSED, GONE = 'active', 'inactive', 'credit refused', 'stream gone'
 MARK = 200  # subscription that marks a point in what a client receives
@@ -110,7 +110,7 @@ class Peer:
 async def publish(client: RawClient, stream: str, *numbers: int) -> None:
     await client.value(DeclarePublisher(0, '', stream))
     for number in numbers:
-        client.send(Publish(0, entries(number)))
+        client.send(Publish(0, numbered_entries(number)))
         await client.receive()
 
 
@@ -125,24 +125,24 @@ class Scene:
     stack: AsyncExitStack
 
     async def peer(self) -> Peer:
-        client = await self.stack.enter_async_context(opened(self.uri))
+        client = await self.stack.enter_async_context(connect_and_open(self.uri))
         return Peer(client, self.stream, self.properties)
 
     async def peers(self, count: int) -> list[Peer]:
         return [await self.peer() for _ in range(count)]
 
     async def publish(self, *numbers: int) -> None:
-        async with opened(self.uri) as client:
+        async with connect_and_open(self.uri) as client:
             await publish(client, self.stream, *numbers)
 
 
 @asynccontextmanager
 async def scene(uri: str, partition: int | None = None) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(connected(uri))
+        client = await stack.enter_async_context(connect(uri))
         server = await client.value(commands.PeerProperties({}))
     name = f'test-{uuid4()}'
-    async with opened(uri) as client, AsyncExitStack() as stack:
+    async with connect_and_open(uri) as client, AsyncExitStack() as stack:
         version = '.'.join(server['version'].split('.')[:2])
         if partition is None:
             await client.value(Create(name, {}))

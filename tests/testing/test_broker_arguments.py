@@ -8,7 +8,7 @@ import pytest
 from brokers import RabbitMQ
 from rbfly.protocol import commands as c
 from tests.conversations import CRASH, check_conversations
-from tests.raw import opened
+from tests.raw_client import connect_and_open
 
 CREATED = {
     'max-age': {
@@ -100,6 +100,6 @@ async def check_and_delete(uri: str, checking: Awaitable[None], names: Iterable[
     try:
         await checking
     finally:
-        async with opened(uri) as client:
+        async with connect_and_open(uri) as client:
             for name in names:
                 await client.ask(c.Delete(name))

@@ -14,7 +14,7 @@ from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.groups import GONE, OFF, ON, Peer, Scene, properties, publish, scene
-from tests.raw import connected, opened
+from tests.raw_client import connect, connect_and_open
 
 
 async def test_mixed_groups_are_refused() -> None:
@@ -79,7 +79,7 @@ async def test_connection_is_cut_while_it_joins(before: bytes) -> None:
     """No member stays behind, which would be active for good."""
     async with StreamBroker() as memory:
         memory.create_stream('orders')
-        async with opened(memory.uri) as client:
+        async with connect_and_open(memory.uri) as client:
             frame = Subscribe(0, 'orders', Offset.FIRST, 1, properties()).encode(1)
             memory.cut(after=len(frame + before) + 3)  # within the response, or the ConsumerUpdate
             client.write(frame)
@@ -92,7 +92,10 @@ async def test_members() -> None:
         memory.create_super_stream('orders', partitions=2)
         group = properties('billing', 'orders')
         assert memory.members('orders-1', 'billing') == []
-        async with opened(memory.uris[1]) as first, opened(memory.uris[0]) as second:
+        async with (
+            connect_and_open(memory.uris[1]) as first,
+            connect_and_open(memory.uris[0]) as second,
+        ):
             a, b = (Peer(client, 'orders-1', group) for client in (first, second))
             names = ['connection 1.1', 'connection 0.1']
             await a.join()
@@ -120,7 +123,7 @@ async def test_partition_that_was_bound(name: str, moves: bool) -> None:
         memory.create_super_stream('orders', partitions=1)
         memory.create_stream(name)
         memory.bind('orders', name, 'key')
-        clients = [await stack.enter_async_context(opened(memory.uri)) for _ in range(2)]
+        clients = [await stack.enter_async_context(connect_and_open(memory.uri)) for _ in range(2)]
         await publish(clients[0], name, 0)
         a, b = (Peer(client, name, properties(super_stream='orders')) for client in clients)
         for peer in (a, b):
@@ -133,7 +136,7 @@ async def test_groups_span_nodes_but_not_virtual_hosts() -> None:
         peers = []
         for vhost, uri in (('/', memory.uris[1]), ('/', memory.uris[2]), ('other', memory.uri)):
             memory.create_stream('orders', vhost=vhost)
-            client = await stack.enter_async_context(connected(uri))
+            client = await stack.enter_async_context(connect(uri))
             await client.handshake(vhost)
             await publish(client, 'orders', 0)
             peers.append(Peer(client, 'orders', properties()))
@@ -150,7 +153,7 @@ async def test_groups_span_nodes_but_not_virtual_hosts() -> None:
 async def test_members_that_metadata_update_removes(everywhere: bool) -> None:
     async with StreamBroker(nodes=2) as memory, AsyncExitStack() as stack:
         memory.create_stream('orders')
-        clients = [await stack.enter_async_context(opened(uri)) for uri in memory.uris]
+        clients = [await stack.enter_async_context(connect_and_open(uri)) for uri in memory.uris]
         await publish(clients[0], 'orders', 0)
         await clients[0].value(DeletePublisher(0))
         a, b = (Peer(client, 'orders', properties()) for client in clients)
