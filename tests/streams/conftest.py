@@ -12,7 +12,7 @@ from brokers import RabbitMQ
 from brokers.proxy import Proxy
 from tests.fake import CLOSING, FakeBroker, Step
 from tests.members import NewClient
-from tests.supers import super_stream_of
+from tests.super_streams import super_stream_of
 
 
 @pytest_asyncio.fixture

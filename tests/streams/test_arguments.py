@@ -17,7 +17,7 @@ from rbfly.checks import check_folder, check_timeout
 from rbfly.streams.error import ArgumentError, ArgumentTypeError
 from tests.fake import FakeBroker
 from tests.inside import cluster_of, core_of
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 URI = 'rabbitmq-stream://localhost:1/'
 

@@ -15,7 +15,7 @@ from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.inside import cluster_of, session_of
 from tests.members import NewClient
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 HANG = 20.0  # seconds; only a safeguard
 PARTITIONS = 3

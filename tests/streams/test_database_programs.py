@@ -23,7 +23,7 @@ from tests.brokers import until
 from tests.examples import examples
 from tests.inside import session_of
 from tests.members import HANG, NewClient, hand_over_late, publish
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 pytestmark = pytest.mark.examples
 

@@ -22,7 +22,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Handler
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, core_of, cursor_of, session_of, use_settings_of, window_of
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 T = TypeVar('T', bound=Callable[..., object] | type)
 

@@ -16,7 +16,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import CLOSING, FakeBroker, Step
 from tests.inside import session_of
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 
 def exactly(text: str) -> str:

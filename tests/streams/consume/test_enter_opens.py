@@ -17,7 +17,7 @@ from tests.fake_stream import FakeStream
 from tests.inside import cluster_of
 from tests.members import NewClient, publish, take, until_active
 from tests.reading import filled
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 HANG = 20.0  # seconds; only a safeguard
 BOTH = pytest.mark.parametrize('kind', ['stream', 'super_stream'])
