@@ -11,7 +11,7 @@ import rbfly.streams as rbs
 from brokers import RabbitMQ
 from brokers.proxy import Proxy
 from tests.fake import CLOSING, FakeBroker, Step
-from tests.members import NewClient
+from tests.group_members import NewClient
 from tests.super_streams import super_stream_of
 
 

@@ -14,8 +14,8 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.group_members import NewClient, publish, take, until_active
 from tests.inside import cluster_of
-from tests.members import NewClient, publish, take, until_active
 from tests.reading import filled
 from tests.super_streams import subscribe_to
 

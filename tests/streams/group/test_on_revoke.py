@@ -10,8 +10,8 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.group_members import HANG, NewClient, publish, take, until_active
 from tests.inside import session_of
-from tests.members import HANG, NewClient, publish, take, until_active
 from tests.super_streams import subscribe_to
 
 # A slow broker must not give the timer time to store an offset that the test does not expect.
