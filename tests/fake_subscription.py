@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import rbfly.streams as rbs
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long

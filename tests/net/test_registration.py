@@ -35,7 +35,7 @@ from rbfly.protocol import commands, message_frames
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams._consume import waiter as reading
 from tests.clock import ClockLoop
-from tests.fake import chunk, deliver
+from tests.fake_broker import chunk, deliver
 from tests.inside import cluster_of, pool_of, session_of
 from tests.raw_client import decode_frame
 from tests.sizes import sized

@@ -10,9 +10,9 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import ConnectTimeout
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
 from tests.fake_subscription import stream_of_chunks
 from tests.group_members import NewClient, publish, take, until_active

@@ -12,9 +12,9 @@ from rbfly.protocol.compression import Compression
 from rbfly.streams._consume._iteration import SubscriptionBase
 from rbfly.streams._consume.waiter import Ended
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of
 from tests.streams.consume.test_reading import Reader, waiting

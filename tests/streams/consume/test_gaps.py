@@ -12,7 +12,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.net.observer import Observer
 from rbfly.streams.error import OffsetGapError, StreamConnectionError, StreamDoesNotExist
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.fake_stream import FakeStream
 from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cluster_of

@@ -13,7 +13,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
 from tests.fake_stream import FakeStream
 from tests.fake_subscription import stream_of_chunks, subscribe_to_fake

@@ -10,7 +10,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
 from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of

@@ -10,10 +10,10 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_subscription import stream_of_chunks
 from tests.inside import session_of
 

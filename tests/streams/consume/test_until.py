@@ -27,7 +27,7 @@ from rbfly.streams.error import (
 )
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS, Connection
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
 from tests.fake_stream import FakeStream
 from tests.fake_subscription import stream_of_chunks, subscribe_to_fake

@@ -12,9 +12,9 @@ import rbfly.streams as rbs
 from rbfly.net import registration
 from rbfly.streams._consume import watchdog
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
 from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of

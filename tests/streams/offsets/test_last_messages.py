@@ -9,7 +9,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import ArgumentError
 from rbfly.streams._offsets import last_messages as counting
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.fake_stream import OFFSET, FakeStream, Reader
 from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 

@@ -15,7 +15,7 @@ from rbfly.amqp import decode_amqp
 from rbfly.net import retry
 from rbfly.protocol.const import Key
 from tests.entry_reader import read_entries
-from tests.fake import Frame
+from tests.fake_broker import Frame
 from tests.super_streams import read_partition
 
 HANG = 60.0  # seconds; only a bug makes a test wait that long
