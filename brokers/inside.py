@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import install as installation
-from . import room
+from . import sandbox
 from .rabbitmq import RabbitMQ
 from .state import BrokerError, Progress, locked, run_shown
 
@@ -49,7 +49,7 @@ SCRIPT = f"""
 set -e
 root=$1; cwd=$2; count=$3; shift 3
 mount --bind "$root" "$root"  # a mount point, so that commands inside can use unshare
-{room.ROOT_MOUNTS}
+{sandbox.ROOT_MOUNTS}
 mount --bind /dev/shm "$root/dev/shm" 2>/dev/null || true
 while [ "$count" -gt 0 ]; do
     if [ -d "$1" ]; then
@@ -133,7 +133,7 @@ def command_line(
     """The host command that runs a command inside."""
     flat = [path for bind in binds for path in bind]
     return [
-        *room.UNSHARE,
+        *sandbox.UNSHARE,
         'sh',
         '-c',
         SCRIPT,
@@ -142,7 +142,7 @@ def command_line(
         cwd,
         str(len(binds)),
         *flat,
-        *room.env_arguments(env),
+        *sandbox.env_arguments(env),
         *command,
     ]
 
@@ -157,7 +157,7 @@ def run(
 ) -> int:
     """Run a command inside and return its exit code."""
     progress = progress or Progress()
-    if room.engine():
+    if sandbox.engine():
         raise BrokerError(
             'exec needs an installed root filesystem, which is not used while a container engine '
             'is available; set RBFLY_ENGINE=none to use it anyway'

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .room import UNSHARE
+from .sandbox import UNSHARE
 from .state import BrokerError, Progress, cache_folder, locked, remove, run_shown
 
 # RabbitMQ versions and the Debian releases that package them
