@@ -380,7 +380,7 @@ async def test_client_uses_the_first_uri_of_the_list(broker: RabbitMQ) -> None:
 # -- leaks
 
 
-def resident() -> int:
+def resident_memory() -> int:
     """Return the resident memory of this process in bytes."""
     pages = Path('/proc/self/statm').read_text().split()[1]
     return int(pages) * resource.getpagesize()
@@ -417,10 +417,10 @@ async def test_repeated_use_leaks_nothing() -> None:
         for work in (connect, ask, publish):
             await work(fake)  # fills caches
             gc.collect()
-            objects, memory, others = len(gc.get_objects()), resident(), Snapshot()
+            objects, memory, others = len(gc.get_objects()), resident_memory(), Snapshot()
             for _ in range(sized(4, 10)):
                 await work(fake)
             await others.check()
             gc.collect()
             assert len(gc.get_objects()) < objects + 100, work  # less than one for each use
-            assert resident() < memory + sized(2, 4) * 2**20, work
+            assert resident_memory() < memory + sized(2, 4) * 2**20, work
