@@ -16,7 +16,8 @@ from .._publish.confirmation import set_attribute
 from .._publish.opening import PublisherContext
 from .._publish.publisher import Publisher
 from .._publish.session import PublisherSession
-from .publisher import SuperStreamPublisher, retried, share_windows
+from .key_routes import retried
+from .publisher import SuperStreamPublisher
 from .routing import Route
 
 
@@ -54,8 +55,6 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
                 await outcome(declared.first)  # its copy of the error forms no cycle
         finally:
             self.cluster.observers.remove(declared)
-        self.windows |= set(sessions)
-        share_windows(self.windows)
         publishers = [Publisher(session, self.client) for session in sessions]
         return SuperStreamPublisher(self.cluster, info, self.route, names, publishers, self.windows)
 
