@@ -11,7 +11,7 @@ from ...error import CallbackError, MessageTimeout, SubscriptionError, about
 from ...protocol._batch import MessageBatch
 from ...protocol._cursor import KINDS, MessageCursor
 from .._waiting import TURN, deadline, in_time, let_others_run
-from ._iteration import SubscriptionBase
+from ._iteration import FastSubscription
 
 
 class Waiter(Protocol):
@@ -131,7 +131,7 @@ class MessageWaiter:
         """True if a task waits for a message."""
         return self._future is not None and not self._future.done()
 
-    async def wait(self, kind: int, limit: int, subscription: SubscriptionBase) -> Any:
+    async def wait(self, kind: int, limit: int, subscription: FastSubscription) -> Any:
         """Wait for a body, context or batch, and take it.
 
         :param subscription: kept alive until then.
@@ -165,7 +165,7 @@ class MessageWaiter:
         await self._finish()
         raise StopAsyncIteration
 
-    def _begin(self, subscription: SubscriptionBase) -> None:
+    def _begin(self, subscription: FastSubscription) -> None:
         self.check_loop()
         if self._iterating:
             error = SubscriptionError(
@@ -174,13 +174,13 @@ class MessageWaiter:
             raise about(error, getattr(subscription, 'stream', ''))
         self._iterating = True
 
-    def timed_out(self, subscription: SubscriptionBase) -> MessageTimeout:
+    def timed_out(self, subscription: FastSubscription) -> MessageTimeout:
         """Create the error for a wait that was too long."""
         error = MessageTimeout(f'{subscription!r}: no message within {self.timeout} s')
         return about(error, getattr(subscription, 'stream', ''))
 
     async def wait_joined(
-        self, limit: int, max_wait: float, timeout: float | None, subscription: SubscriptionBase
+        self, limit: int, max_wait: float, timeout: float | None, subscription: FastSubscription
     ) -> MessageBatch | None:
         """Wait for messages, and return all that arrive in time, from any number of chunks.
 
@@ -264,7 +264,7 @@ class JoinedBatches(AsyncIterator[MessageBatch]):
     """
 
     def __init__(
-        self, subscription: SubscriptionBase, waiter: MessageWaiter, limit: int, max_wait: float
+        self, subscription: FastSubscription, waiter: MessageWaiter, limit: int, max_wait: float
     ) -> None:
         self._subscription = subscription
         self._waiter = waiter
