@@ -194,7 +194,7 @@ async def test_closing_ends_send_many_that_has_sent_nothing(
 ) -> None:
     publisher = await client.super_stream('orders').publisher(route=to_all)
     call = asyncio.create_task(publisher.send_many(paused(['x'], asyncio.Event())))
-    await until(lambda: bool(publisher._together.receiving), 'the call waits for a message')
+    await until(lambda: bool(publisher._partitions.receiving), 'the call waits for a message')
     if how == 'close':
         await publisher.close()
     else:

@@ -553,14 +553,13 @@ class SubscriptionSession(Owner):
                 del errors, pending  # their tracebacks refer to this frame
 
     async def _unsubscribe(self) -> None:
-        registration = self.registration
+        registration, cluster = self.registration, self._cluster
+        verify = self._waiter.ended or self._member is not None
         self._end_waiting()
         self.cursor.drop()
-        cluster = self._cluster
         try:
             if self._member is not None:
                 await self._member.revoke()
-            verify = self._waiter.ended or self._member is not None
             await self.offsets.close(registration.connection, verify=verify)
         finally:
             connection = registration.connection

@@ -8,6 +8,7 @@ from collections import deque
 from ...error import RbFlyError, WindowTimeout
 from ...net.waiting import CloseTimeout
 from ...protocol._publish import PublishWindow
+from ..types import PublisherInfo
 from ._routing import PublishTarget, Router
 from .joint_messages import note_partial
 from .key_routes import KeyRoutes
@@ -36,24 +37,17 @@ def put_batched(targets: Targets, message: Message) -> None:
 class HeldMessages:
     """The messages from the first one whose partitions are unknown on; the router holds them.
 
-    :param limit: number of messages.
     :ivar errors: of messages that could not be sent, until a call raises them.
     """
 
     def __init__(
-        self,
-        router: Router,
-        routes: KeyRoutes,
-        partitions: PublishPartitions,
-        limit: int,
-        amqp: bool,
+        self, info: PublisherInfo, router: Router, routes: KeyRoutes, partitions: PublishPartitions
     ) -> None:
         self.errors: list[Exception] = []
+        self._info = info
         self._router = router
         self._routes = routes
         self._partitions = partitions
-        self._limit = limit
-        self._amqp = amqp
         self._messages: deque[tuple[Found, Message]] = deque()
         self._lock = asyncio.Lock()
 
@@ -66,9 +60,9 @@ class HeldMessages:
         :raises RbFlyError: the message cannot be encoded, or too many are held.
         """
         self._partitions.check_open()
-        if len(self) >= self._limit:
+        if len(self) >= self._info.max_unconfirmed:
             raise self._partitions.first.batch_full()
-        PublishWindow(0, 0, 1, 0, None, self._amqp).put(message, None)
+        PublishWindow(0, 0, 1, 0, None, self._info.amqp).put(message, None)
         self._messages.append((found, message))
         self._router.hold(True)
 

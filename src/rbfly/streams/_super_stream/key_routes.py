@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TypeVar
 
 from ...error import ConfirmTimeout, NoRouteError, PublisherError, RbFlyError, WindowTimeout
 from ...net.cluster import Cluster
 from ...net.waiting import outcome
-from .._admin.partitions import query_route
+from .._admin.partitions import query_route, retried
 from ._routing import PublishTarget, Router
 from .partitions import PublishPartitions
 
@@ -21,17 +21,6 @@ NO_ROUTE = 1.0
 NO_ROUTE_KEYS = 1000
 
 T = TypeVar('T')
-
-
-async def retried(
-    cluster: Cluster, query: Callable[[], Awaitable[T]], limit: float | None = None
-) -> T:
-    """Return the result of a query about a super stream; repeat it if the connection is lost.
-
-    :param limit: seconds, infinity for no limit; None for the client's own.
-    """
-    async with cluster.deadline(limit) as deadline:
-        return await cluster.retry(deadline, query)
 
 
 class KeyRoutes:
@@ -67,8 +56,9 @@ class KeyRoutes:
         task = self._asking.get(key)
         if task is None:
             cluster, stream = self._cluster, self._stream  # the task must not keep the publisher
-            query = retried(cluster, lambda: query_route(cluster, stream, key))
-            task = self._asking[key] = asyncio.ensure_future(query)
+            query = functools.partial(query_route, cluster, stream, key)
+            task = asyncio.ensure_future(retried(cluster, stream, query))
+            self._asking[key] = task
             task.add_done_callback(functools.partial(on_answer, weakref.ref(self), key))
         try:
             names = await outcome(task)

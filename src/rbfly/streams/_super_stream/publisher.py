@@ -60,14 +60,15 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         self._router = router
         self._publishers = publishers
         self._cluster = cluster
-        self._together = PublishPartitions(cluster, info.stream, publishers, windows)
-        self._joint = JointMessages(self._together)
-        self._routes = KeyRoutes(cluster, info.stream, router, self._together)
-        limit = info.max_unconfirmed
-        self._held = HeldMessages(router, self._routes, self._together, limit, info.amqp)
+        self._partitions = PublishPartitions(cluster, info.stream, publishers, windows)
+        self._joint = JointMessages(self._partitions)
+        self._routes = KeyRoutes(cluster, info.stream, router, self._partitions)
+        self._held = HeldMessages(info, router, self._routes, self._partitions)
         self._errors: list[Exception] = []  # of closing, until a call raises them
         self._closed: asyncio.Event | None = None  # set when closing has ended
-        self._sending: asyncio.Task[None] | None = None  # sends them after the program's last call
+        self._sending: asyncio.Task[None] | None = (
+            None  # sends held messages after the program's last call
+        )
 
     @property
     def next_publish_id(self) -> int:
@@ -98,11 +99,11 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         Closes all partitions concurrently.  For the errors see :meth:`Publisher.close`; if several
         partitions fail, one error stands for all of them.
         """
-        self._together.first.core.check_loop()
+        self._partitions.first.core.check_loop()
         if self._closed is None:
             self._closed = asyncio.Event()
             try:
-                await self._held.end(self._together.first.closing)
+                await self._held.end(self._partitions.first.closing)
                 results = await settle_each([item._end for item in self._publishers])
                 self._errors += filter(None, results)
                 del results  # the traceback of an error must not refer to it
@@ -123,7 +124,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
     def __del__(self) -> None:
         if not getattr(self, '_held', None):  # or only `__new__` was called
             return
-        loop = self._together.first.core.loop
+        loop = self._partitions.first.core.loop
         if loop.is_closed():
             self._log_lost()
         else:  # as PublisherSession.abandon
@@ -135,7 +136,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
 
         Messages whose routes are unknown are sent later, in the background.
         """
-        loop = self._together.first.core.loop
+        loop = self._partitions.first.core.loop
         if self._held and self._closed is None and loop.is_running():
             self._sending = loop.create_task(self._send_held(error))
         else:
@@ -143,7 +144,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
 
     async def _send_held(self, error: Exception) -> None:
         try:
-            async with self._together.first.closing.limit():
+            async with self._partitions.first.closing.limit():
                 await self._held.release()
         except (TimeoutError, RbFlyError):
             pass  # logged
@@ -162,7 +163,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
             logger.warning(text, prefix, self.stream, count)
 
     def _abort_now(self, error: Exception) -> None:
-        self._together.abort(error)
+        self._partitions.abort(error)
         self._routes.close()
         self._held.drop('before it was closed')
 
@@ -209,8 +210,8 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         """Send a message that does not have just one partition that is known."""
         until = None if timeout is None else end_of(timeout)
         if until == NOW:
-            self._together.check_open()
-            raise self._together.first.no_time()
+            self._partitions.check_open()
+            raise self._partitions.first.no_time()
         targets = await self._targets(found, until, timeout)
         if len(targets) == 1:
             await targets[0].publisher.send(message, left(until))
@@ -264,7 +265,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
         """
         destination = RoutedDestination(
-            self._router, self._targets, self._held.release, self._together
+            self._router, self._targets, self._held.release, self._partitions
         )
         return await SendManyCall(destination).send(messages, timeout, progress)
 
@@ -297,15 +298,15 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         And the errors of :meth:`Publisher.flush`; their attribute `stream` is the partition, or
         None if several partitions failed.
         """
-        together = self._together
-        together.first.core.check_loop()
+        partitions = self._partitions
+        partitions.first.core.check_loop()
         until = None if timeout is None else end_of(timeout)
         if until == NOW and self._held:
-            raise together.first.no_time(queued=True)
+            raise partitions.first.no_time(queued=True)
         if self._router.holds:
             late = 'the queued messages', 'they stay queued', ConfirmTimeout
             await self._routes.in_time(self._held.release(), until, timeout, *late)
-        together.check_open()
+        partitions.check_open()
         busy = [
             item
             for item in self._publishers
