@@ -110,18 +110,18 @@ cdef class RoundRobin:
     :param current: a cursor that never has messages.
     :ivar current: the cursor whose turn it is.
     :ivar ready: the cursors to look at, in order (deque).
-    :ivar dry: cursors without messages, which were looked at (set).
+    :ivar drained: cursors without messages, which were looked at (set).
     """
 
     cdef readonly MessageCursor current
     cdef readonly object ready
-    cdef readonly set dry
+    cdef readonly set drained
     cdef bint begun                 # the current cursor has returned something in its turn
 
     def __init__(self, MessageCursor current not None):
         self.current = current
         self.ready = deque()
-        self.dry = set()
+        self.drained = set()
 
     def add(self, MessageCursor cursor not None):
         """Look at a cursor: a message or an error has arrived."""
@@ -131,7 +131,7 @@ cdef class RoundRobin:
 
     def remove(self, MessageCursor cursor not None):
         """Forget a cursor that is closed."""
-        self.dry.discard(cursor)
+        self.drained.discard(cursor)
         if cursor.is_ready:
             cursor.is_ready = False
             self.ready.remove(cursor)
@@ -154,7 +154,7 @@ cdef class RoundRobin:
             if cursor.queue.chunks or cursor._is_within():
                 self.add(cursor)
             else:
-                self.dry.add(cursor)
+                self.drained.add(cursor)
         return 0
 
     cdef bint next(self) except -1:

@@ -182,7 +182,7 @@ class Member:
             error = SubscriptionError(f'the {self!r} needs RabbitMQ 3.11 or newer')
             raise about(error, self._stream, self.group.name)
         if self._stranded is not None:
-            await self._stranded.stay_away()
+            await self._stranded.wait_before_rejoining()
         await check_identity(self._cluster, self._stream, self._known)
         # What is published from now on is read, whenever the member becomes active.
         if (

@@ -199,7 +199,7 @@ class MergedSession:
             self._timer = None
         if self._loop is not loop:  # the client has moved to another event loop
             self._loop, self._listing, self._pace = loop, None, None
-            self.turns.dry.update(
+            self.turns.drained.update(
                 self._by_cursor.keys() - set(self._unopened)
             )  # open them again
         if self._listing is None:
@@ -247,7 +247,7 @@ class MergedSession:
             elif partition.missing is not None:  # deleted, and created again
                 self._errors.append(partition.missing)
                 partition.on_created()
-                self.turns.dry.add(self.sessions[name].cursor)
+                self.turns.drained.add(self.sessions[name].cursor)
         for name in listed:
             if name not in self.partitions:
                 self._add(name)
@@ -261,7 +261,7 @@ class MergedSession:
         )
         if name in self._gone:
             former = self._gone.pop(name)
-            session.succeed(former.position, former.identity)
+            session.take_over(former.position, former.identity)
             if former.error is not None:
                 self._errors.append(StreamDoesNotExist(name, 'was deleted and created again'))
         self.partitions[name] = self._by_cursor[session.cursor] = partition
@@ -280,7 +280,7 @@ class MergedSession:
             return
         if self._cluster.connected or len(unopened) >= len(self.partitions):
             for _ in range(min(AT_ONCE, len(unopened))):
-                self.turns.dry.add(unopened.popleft())
+                self.turns.drained.add(unopened.popleft())
         if unopened:
             assert self._loop is not None
             self._pace = self._loop.call_later(PACE, self._on_pace)
@@ -379,10 +379,10 @@ class MergedSession:
 
     def on_yield(self) -> None:
         """Other tasks have run: open the partitions that have no messages, or raise their error."""
-        dry, errors = self.turns.dry, self._errors
+        drained, errors = self.turns.drained, self._errors
         self._begin()
-        while dry and not self._has_ended:
-            partition = self._by_cursor.get(cursor := dry.pop())
+        while drained and not self._has_ended:
+            partition = self._by_cursor.get(cursor := drained.pop())
             if partition is None or cursor.has_messages or partition.state is WaiterState.MISSING:
                 continue
             try:
@@ -425,7 +425,7 @@ class MergedSession:
                     try:
                         await session.open()
                     except (StreamDoesNotExist, SubscriptionClosed):
-                        self.turns.dry.add(session.cursor)
+                        self.turns.drained.add(session.cursor)
                         pending = True
             if pending and not self._has_ended:
                 self._list()
@@ -498,7 +498,7 @@ class MergedSession:
         last = self._by_cursor.get(self.cursor)
         try:
             if last is not None:  # the messages of all other partitions are finished
-                await self.sessions[last.name].wait_asked(reader)
+                await self.sessions[last.name].wait_for_reader(reader)
         except BaseException:  # cancelled
             self._abort()
             raise
