@@ -3,7 +3,6 @@
 The extension modules are built without optimization, which is faster.
 """
 
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -199,10 +198,6 @@ interpreters.run_string(interpreters.create(), {inner!r})
 """
     run(sys.executable, '-I', '-c', program, cwd=tmp_path)
     assert answer.read_text() == 'refused'
-
-
-def test_package_and_distribution_have_the_same_version() -> None:
-    assert rbfly.__version__ == importlib.metadata.version('rbfly')
 
 
 def test_connects_without_distribution_metadata(tmp_path: Path) -> None:
