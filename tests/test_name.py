@@ -1,4 +1,4 @@
-"""The distribution `rbfly-streams` has the package `rbfly`, whose name another project also uses."""
+"""The distribution `rbfly-streams` has the package `rbfly`; another project has one too."""
 
 import importlib.metadata
 import re
