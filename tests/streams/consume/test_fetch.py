@@ -9,7 +9,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.protocol.compression import Compression
-from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import FastSubscription
 from rbfly.streams._consume.waiter import Ended
 from rbfly.testing import StreamBroker
 from tests import fake_broker as wire
@@ -275,7 +275,7 @@ async def test_fetch_until_the_end_of_a_source() -> None:
     assert await asyncio.wait_for(task, HANG / 2) == [b'c']
     with pytest.raises(Ended):
         await fetch()
-    assert isinstance(reader, SubscriptionBase)
+    assert isinstance(reader, FastSubscription)
 
 
 async def test_close_during_fetch_that_lets_others_run() -> None:

@@ -9,7 +9,7 @@ import rbfly.streams as rbs
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._cursor import MessageCursor
 from rbfly.protocol._decoder import Decoder
-from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import FastSubscription
 from rbfly.streams._consume.waiter import MessageWaiter
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist, SubscriptionError
 from tests.brokers import until
@@ -58,7 +58,7 @@ class Source:
     on_yield = on_progress = on_replaced = on_end = lambda self: None
 
 
-class Reader(SubscriptionBase):
+class Reader(FastSubscription):
     """Reads a source."""
 
     def __init__(self, timeout: float | None = None) -> None:

@@ -197,6 +197,6 @@ async def test_answer_for_a_call_that_has_timed_out_is_kept(
         with pytest.raises(rbs.ConfirmTimeout):
             await publisher.send('a1', timeout=SOON)
         memory.heal()
-        await until(lambda: not publisher._asking, 'the broker has answered')
+        await until(lambda: not publisher._routes._asking, 'the broker has answered')
         await publisher.submit('a2', timeout=0)
     assert memory.messages('orders-a') == ['a2']
