@@ -21,7 +21,7 @@ from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
 from tests.brokers import until
 from tests.inside import cluster_of, core_of, session_of
-from tests.supers import broker_of_orders
+from tests.super_streams import broker_of_orders
 
 NAMES = [f'orders-{i}' for i in range(3)]
 
