@@ -20,6 +20,7 @@ from pathlib import Path
 from Cython.Build import cythonize
 from Cython.Compiler import Options
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 
 def switch(name: str) -> bool:
@@ -71,9 +72,22 @@ else:
 if SANITIZE:
     CFLAGS += ['-fsanitize=address,undefined', '-fno-sanitize-recover=undefined']
     LDFLAGS += ['-fsanitize=address,undefined']
+MSVC_CFLAGS = ['/std:c11', '/W3', *(['/Od', '/UNDEBUG'] if DEBUG or SANITIZE else ['/O2'])]
 if WERROR:
     CFLAGS.append('-Werror')
+    MSVC_CFLAGS.append('/WX')
     Options.warning_errors = True
+
+
+class BuildExt(build_ext):
+    """Replaces the flags if the compiler is Microsoft's: it takes none of those above."""
+
+    def build_extensions(self) -> None:
+        if self.compiler.compiler_type == 'msvc':
+            for extension in self.extensions:
+                extension.extra_compile_args = MSVC_CFLAGS
+                extension.extra_link_args = []
+        super().build_extensions()
 
 
 def keep_if(folder: Path, settings: object) -> None:
@@ -88,7 +102,7 @@ def keep_if(folder: Path, settings: object) -> None:
 MACROS = [('RBFLY_DEBUG', str(int(DEBUG or SANITIZE))), ('RBFLY_PORTABLE', str(int(PORTABLE)))]
 
 keep_if(TRANSLATED, (DIRECTIVES, WERROR))
-keep_if(BUILD, (CFLAGS, LDFLAGS, MACROS))
+keep_if(BUILD, (CFLAGS, MSVC_CFLAGS, LDFLAGS, MACROS))
 
 extensions = [
     Extension(
@@ -110,6 +124,7 @@ modules = cythonize(
 )
 
 setup(
+    cmdclass={'build_ext': BuildExt},
     ext_modules=modules,
     options={
         'build': {'build_base': str(BUILD)},
