@@ -28,15 +28,9 @@ from .root import TESTED_ON, WITH_COMPILER, Root
 from .target import target_of
 
 WORK = ROOT / 'build' / 'wheels' / 'tests'
-# what the tests need of the group `test`
-NEEDED = ('cramjam', 'hypothesis', 'pytest', 'trustme', 'uvloop')
-TESTS = ['tests/amqp', 'tests/protocol', 'tests/net', 'tests/streams', 'tests/testing']
-# They need packages that have no wheels for every Python, or a compiler.
-NOT_HERE = ['other_clients', 'foreign_values', 'foreign_messages', 'proton', 'cimport', 'types']
 # Emulated, a test takes fifty times as long, and cannot start processes.
 EMULATED_TESTS = ['tests/amqp/test_values.py', 'tests/protocol/test_chunk.py']
-OPTIONS = ['-q', '-p', 'no:cacheprovider', '--broker', 'memory']
-SELECTED = 'not broker and not long and not examples'
+OPTIONS = ['-q', '-p', 'no:cacheprovider', '--broker', 'memory', '-m', 'not broker and not long']
 PIP = ['-m', 'pip', 'install', '--disable-pip-version-check', '-q']
 
 
@@ -161,21 +155,20 @@ def processor_seconds() -> float:
 
 def requirements() -> list[str]:
     """What the tests need, as pyproject.toml states it."""
+    groups: dict[str, list[str]]
     groups = tomllib.loads((ROOT / 'pyproject.toml').read_text())['dependency-groups']
-    return [item for item in groups['test'] if item.startswith(NEEDED)]
+    return groups['wheel']
 
 
 def run_tests(place: InRoot, python: str) -> str:
-    """Run the tests that need no broker; return what pytest says of them."""
+    """Run the tests; return what pytest says of them."""
     place.succeed(python, *PIP, '--only-binary', ':all:', *requirements(), **place.pip)
-    files = EMULATED_TESTS if place.emulated else TESTS
-    ignored = [] if place.emulated else [f'--ignore-glob=*/test_{name}.py' for name in NOT_HERE]
-    more = [] if place.emulated else ['-n', str(os.cpu_count()), '--dist', 'loadfile']
-    paths = [f'{place.checkout}/{file}' for file in files]
-    settings = [f'--rootdir={place.checkout}', '-c', f'{place.checkout}/pyproject.toml']
-    printed = place.succeed(
-        python, '-m', 'pytest', *settings, *OPTIONS, *more, '-m', SELECTED, *ignored, *paths
-    )
+    if place.emulated:
+        settings = ['--rootdir=/checkout', '-c', '/checkout/pyproject.toml']
+        paths = [f'/checkout/{file}' for file in EMULATED_TESTS]
+        printed = place.succeed(python, '-m', 'pytest', *OPTIONS, *settings, *paths)
+    else:
+        printed = place.succeed(python, f'{place.checkout}/tools/check_wheel.py')
     found = re.search(r'^(?:=+ )?(\d+ passed.*?) in ', printed, re.M)
     if not found:
         raise Failed(f'{place}: {printed[-8000:]}')
