@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from brokers import room
+from brokers import sandbox
 from brokers.inside import HOST_FILES
 from brokers.install import ensure_programs, suite_script
 from brokers.state import Progress, cache_folder
@@ -36,7 +36,7 @@ PASSED = ('PIP_', 'SSL_', 'http', 'HTTP', 'no_proxy', 'NO_PROXY')
 SCRIPT = f"""
 set -e
 root=$1; count=$2; shift 2
-{room.ROOT_MOUNTS}
+{sandbox.ROOT_MOUNTS}
 mount --bind /dev/shm "$root/dev/shm" 2>/dev/null || true
 while [ "$count" -gt 0 ]; do
     mount --bind "$1" "$root$2"
@@ -108,7 +108,7 @@ class Root:
         flat = [str(path) for inside, source in mounts.items() for path in (source, inside)]
         script = ['sh', '-c', SCRIPT, 'sh', str(self.folder), str(len(mounts)), *flat]
         return subprocess.run(
-            [*room.UNSHARE, *script, *self.enter(env), *argv],
+            [*sandbox.UNSHARE, *script, *self.enter(env), *argv],
             env={'PATH': os.environ['PATH']},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -140,7 +140,7 @@ class Root:
         options = ['--foreign', '--variant=minbase', f'--arch={ARCHES[self.arch]}']
         options += [f'--include={",".join(packages)}'] if packages else []
         source = [self.suite, str(folder), MIRROR, str(suite_script(self.suite))]
-        command = [*room.UNSHARE, 'debootstrap', *options, *source]
+        command = [*sandbox.UNSHARE, 'debootstrap', *options, *source]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f'{" ".join(command)}\n{done.stdout[-5000:]}{done.stderr}')
