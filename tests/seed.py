@@ -16,7 +16,7 @@ from hypothesis.internal.conjecture import providers
 OPTIONS = ('--loop', '--broker')  # that affect a test
 
 
-def of_run() -> int:
+def seed_of_run() -> int:
     """The seed of this run; the workers of pytest-xdist share it."""
     return int(os.environ['RBFLY_SEED'])
 
@@ -36,7 +36,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     elif not os.environ.get('RBFLY_SEED'):
         os.environ['RBFLY_SEED'] = str(random.SystemRandom().randrange(10**9))
     if config.getoption('--hypothesis-seed') is None:
-        config.option.hypothesis_seed = str(of_run())
+        config.option.hypothesis_seed = str(seed_of_run())
     # Hypothesis also draws constants of imported modules, which differ when a test runs alone.
     providers._get_local_constants = lambda: providers._local_constants
 
@@ -45,7 +45,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     terminal = session.config.pluginmanager.get_plugin('terminalreporter')
     if terminal is not None:
-        terminal.write_line(f'seed: {of_run()} (repeat this run with --seed {of_run()})')
+        terminal.write_line(f'seed: {seed_of_run()} (repeat this run with --seed {seed_of_run()})')
 
 
 @pytest.hookimpl(wrapper=True)
@@ -54,7 +54,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        words = ['python', '-m', 'pytest', f'--seed={of_run()}']
+        words = ['python', '-m', 'pytest', f'--seed={seed_of_run()}']
         chosen = {name: item.config.getoption(name, None) for name in OPTIONS}
         words += [f'{name}={value}' for name, value in chosen.items() if value]
         report.sections.append(('Repeat with', shlex.join([*words, item.nodeid])))
@@ -64,4 +64,4 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """Random numbers that follow from the seed of the run and the name of the test."""
-    return random.Random(f'{of_run()} {request.node.nodeid}')
+    return random.Random(f'{seed_of_run()} {request.node.nodeid}')

@@ -46,7 +46,7 @@ def compounds(scalars: st.SearchStrategy[Any], keys: Any) -> st.SearchStrategy[A
     )
 
 
-def readers(data: bytes) -> list[str]:
+def libraries_that_read(data: bytes) -> list[str]:
     """The libraries that can read a message."""
     found = []
     decoders: dict[str, Callable[[], Any]] = {
@@ -64,7 +64,7 @@ def readers(data: bytes) -> list[str]:
 
 def check(data: bytes) -> bool:
     """Read a message as a program does, and send it on; return False if no library can read it."""
-    if not readers(data):
+    if not libraries_that_read(data):
         return False
     ctx = decode_amqp(data)
     assert encode_amqp_bytes(ctx) == data

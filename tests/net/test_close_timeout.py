@@ -36,7 +36,7 @@ def freeze(fake: FakeBroker) -> None:
     fake.handlers.update(dict.fromkeys(range(0x20), SILENT))
 
 
-def one_by_one(delay: float = NEARLY) -> Callable[[Peer, Frame], None]:
+def confirm_slowly(delay: float = NEARLY) -> Callable[[Peer, Frame], None]:
     """Return a handler that confirms one message after each delay."""
     last = 0.0
 
@@ -76,7 +76,7 @@ async def confirm_timeout(coroutine: Any) -> ConfirmTimeout:
 async def test_close_waits_for_slow_confirms(cls: type[Any], max_unconfirmed: int) -> None:
     count = 20
     async with (
-        FakeBroker(on={wire.PUBLISH: one_by_one()}) as fake,
+        FakeBroker(on={wire.PUBLISH: confirm_slowly()}) as fake,
         rbs.streams_client(fake.uri) as client,
         client.publisher('test', cls=cls, max_unconfirmed=max_unconfirmed) as publisher,
     ):
@@ -266,7 +266,7 @@ async def test_cancelled_close_does_not_shorten_a_later_one() -> None:
             await asyncio.wait_for(first.close(), NEARLY)
         del fake.handlers[wire.PUBLISH]
         await second.send('y')
-        fake.handlers[wire.PUBLISH] = one_by_one()
+        fake.handlers[wire.PUBLISH] = confirm_slowly()
         await fill(second, 3)
         await second.close()
         with pytest.raises(PublisherError):  # the cancelled close did not report 'x'
@@ -280,7 +280,7 @@ async def test_publisher_on_another_node_finishes_after_one_on_a_frozen_node() -
 
     def stick(peer: Peer, request: Frame) -> None:
         if request.decode().publisher_id not in stuck:
-            one_by_one(0.1)(peer, request)
+            confirm_slowly(0.1)(peer, request)
 
     batched: dict[str, Any] = {'cls': rbs.PublisherBatchFast, 'max_unconfirmed': 10}
     async with (
@@ -406,7 +406,7 @@ async def test_close_that_gave_up_with_nothing_in_flight_does_not_shorten_a_late
         client.publisher('test') as first,
         client.publisher('test') as second,
     ):
-        fake.handlers.update({wire.DELETE_PUBLISHER: SILENT, wire.PUBLISH: one_by_one()})
+        fake.handlers.update({wire.DELETE_PUBLISHER: SILENT, wire.PUBLISH: confirm_slowly()})
         began = now()
         await first.close()
         assert now() - began == pytest.approx(IDLE_CLOSE, abs=0.1)

@@ -19,7 +19,7 @@ from tests.net.test_closing import HANG, Held
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
 
 

@@ -158,12 +158,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    f.write('.')\n"
         "(pathlib.Path(sys.argv[1]) / 'worker').write_text('made')\n"
     )
-    add(monkeypatch, 'fake', source)
+    add_program(monkeypatch, 'fake', source)
     monkeypatch.setattr(environment, 'folder', lambda: tmp_path)
     return source
 
 
-def add(monkeypatch: pytest.MonkeyPatch, name: str, source: Path, needs: str = '') -> None:
+def add_program(monkeypatch: pytest.MonkeyPatch, name: str, source: Path, needs: str = '') -> None:
     made = Program(
         source=source,
         needs={needs or sys.executable: ('Fake', 'package fake')},
@@ -225,7 +225,7 @@ def test_first_error_of_maven_is_the_reason() -> None:
 
 
 def test_missing_compiler_is_named(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add(monkeypatch, 'absent', fake, needs='no-such-program')
+    add_program(monkeypatch, 'absent', fake, needs='no-such-program')
     assert programs.missing('absent') == 'Fake is not installed; package fake'
     assert programs.version('absent') == '1.2'
     with pytest.raises(ProgramError, match='not installed'):

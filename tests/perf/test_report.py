@@ -31,7 +31,7 @@ def load() -> list[Record]:
     return [json.loads(line) for line in lzma.decompress(SYNTHETIC.read_bytes()).splitlines()]
 
 
-def changed(folder: Path, change: Change = lambda _: None) -> Path:
+def write_changed(folder: Path, change: Change = lambda _: None) -> Path:
     """Write a changed copy of the synthetic results."""
     records = load()
     change(records)
@@ -46,7 +46,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def page(folder: Path, change: Change = lambda _: None) -> str:
-    return compose(report.Report.read([changed(folder, change)]))
+    return compose(report.Report.read([write_changed(folder, change)]))
 
 
 def section(text: str, kind: str) -> str:
@@ -165,7 +165,7 @@ def test_lanes_without_common_rounds_have_no_ratio(tmp_path: Path) -> None:
             if record['lane'] == 'rstream-single':
                 record['round'] += 100
 
-    both = report.Report.read([changed(tmp_path, apart)])
+    both = report.Report.read([write_changed(tmp_path, apart)])
     one, other = both.lane('rbfly-single'), both.lane('rstream-single')
     assert one is not None
     assert other is not None
@@ -224,7 +224,7 @@ def test_report_shows_the_later_results_of_a_kind_of_work(tmp_path: Path) -> Non
         settings['lanes'] = [lane for lane in settings['lanes'] if lane.endswith('-single')]
         records[1:] = [r for r in records[1:] if r.get('lane') in settings['lanes']]
 
-    path = changed(tmp_path, later)
+    path = write_changed(tmp_path, later)
     for files in ([SYNTHETIC, path], [path, SYNTHETIC]):
         found = report.Report.read(files)
         assert {lane.run.label for lane in found.of_kind('single')} == {path.name}
@@ -240,7 +240,7 @@ def test_report_refuses_a_run_without_results(tmp_path: Path) -> None:
         del records[1:]
 
     with pytest.raises(CommandError, match='no lane has results'):
-        report.Report.read([changed(tmp_path, empty)])
+        report.Report.read([write_changed(tmp_path, empty)])
 
 
 def test_command_reports_an_unreadable_file(
@@ -388,6 +388,6 @@ def test_sphinx_builds_the_page(tmp_path: Path) -> None:
         failure = {'type': 'failure', 'lane': 'rstream-batch', 'round': 5, 'error': error}
         records.append(failure)
 
-    report.write([changed(tmp_path, rude)], source)
+    report.write([write_changed(tmp_path, rude)], source)
     built = build(source, 'performance', tmp_path / 'html')
     assert built.count('class="perf-figure"') == 4

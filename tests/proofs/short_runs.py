@@ -9,7 +9,7 @@ from brokers import BrokerError
 from proofs.catalogue import PROOFS, Value
 from proofs.run import Run
 from proofs.test_bed import ClusterBed, behind_proxies, in_memory, with_proxies
-from tests.seed import of_run
+from tests.seed import seed_of_run
 
 Beds = Callable[[], AbstractAsyncContextManager[ClusterBed]]
 
@@ -24,13 +24,13 @@ def beds(nodes: int, version: str | None = None) -> Iterator[Beds]:
         broker.start()
     except (BrokerError, OSError) as ex:
         pytest.fail(f'no RabbitMQ behind proxies: {ex}')
-    yield lambda: with_proxies(broker, mqtt, of_run())
+    yield lambda: with_proxies(broker, mqtt, seed_of_run())
     broker.stop(orderly=False)
 
 
 async def holds(make: Beds, name: str, **settings: Value) -> Run:
     """Run a proof and assert that it holds."""
-    run = Run(PROOFS[name], of_run(), **settings)
+    run = Run(PROOFS[name], seed_of_run(), **settings)
     async with make() as bed:
         await run.execute(bed)
     assert run.holds, '\n'.join(run.summary())
@@ -39,7 +39,7 @@ async def holds(make: Beds, name: str, **settings: Value) -> Run:
 
 async def run_in_memory(name: str, **settings: Value) -> Run:
     """Run a proof on the in-memory broker."""
-    run = Run(PROOFS[name], of_run(), on='memory', **settings)
-    async with in_memory(3, of_run()) as bed:
+    run = Run(PROOFS[name], seed_of_run(), on='memory', **settings)
+    async with in_memory(3, seed_of_run()) as bed:
         await run.execute(bed)
     return run

@@ -25,7 +25,7 @@ def body(ctx: MessageCtx) -> str | None:
     return None if type(ctx.body) is not bytes else ctx.body[:2].decode()
 
 
-def one_by_one(message: Any) -> Any:
+def encoded_alone(message: Any) -> Any:
     """A message that is encoded like this one, but by itself."""
     return stream_message_ctx(message) if type(message) is bytes else message
 
@@ -103,7 +103,7 @@ class Windows:
 
     def append(self) -> None:
         messages = [self.message() for _ in range(self.rng.choice([1, 3, 30, 300]))]
-        sources = iter(messages), iter([one_by_one(message) for message in messages])
+        sources = iter(messages), iter([encoded_alone(message) for message in messages])
 
         def extend(number: int, window: PublishWindow) -> bool:
             return window.extend(sources[number], 10**6, self.waiters[-1][number])

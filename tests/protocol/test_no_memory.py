@@ -25,7 +25,7 @@ Waiters = list[ConfirmWaiter]
 ways = pytest.mark.parametrize('way', ['given up', 'resent'])
 
 
-def forked(test: Callable[..., None]) -> Callable[..., None]:
+def run_in_child(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test in a forked child, so that no other thread's allocation fails."""
 
     @functools.wraps(test)
@@ -85,7 +85,7 @@ def check(window: PublishWindow, notified: Waiters, waiters: Waiters) -> None:
 @pytest.mark.parametrize(
     ('sub_entry_size', 'frame_max'), [(0, UNLIMITED), (2, UNLIMITED), (0, 1500), (0, 500)]
 )
-@forked
+@run_in_child
 def test_no_memory_to_resend_messages(sub_entry_size: int, frame_max: int, way: str) -> None:
     """Some frames are confirmed, some are in flight; smaller new frames do not fit all."""
     number, failed = 0, True
@@ -112,7 +112,7 @@ def test_no_memory_to_resend_messages(sub_entry_size: int, frame_max: int, way: 
 
 
 @ways
-@forked
+@run_in_child
 def test_no_memory_to_withdraw_messages(way: str) -> None:
     for number in range(1, 60):
         window = make()
@@ -132,7 +132,7 @@ def test_no_memory_to_withdraw_messages(way: str) -> None:
 
 
 @ways
-@forked
+@run_in_child
 def test_no_memory_to_join_a_message(way: str) -> None:
     number, failed = 0, True
     message = stream_message_ctx(BODY, publish_id=0)

@@ -71,7 +71,7 @@ async def interrupt(close: Close, turns: int) -> bool:
     return task.cancelled()
 
 
-async def forgotten(memory: StreamBroker) -> None:
+async def wait_until_forgotten(memory: StreamBroker) -> None:
     await until(lambda: not clients_of(memory), 'the broker has forgotten every part', HANG)
 
 
@@ -144,7 +144,7 @@ async def test_interrupted_close_of_a_subscription(
             interrupted = await interrupt(close, turns)
             if how == 'stop':  # perhaps cancelled before it closes
                 await messages.aclose()
-            await forgotten(memory)
+            await wait_until_forgotten(memory)
             if reading is not None:
                 reading.cancel()
                 await asyncio.wait([reading])
@@ -167,7 +167,7 @@ async def test_program_that_works_keeps_its_close_if_another_is_interrupted(
         other = asyncio.create_task(messages.aclose())
         assert await interrupt(messages.aclose, 2)
         await asyncio.wait_for(other, HANG)
-        await forgotten(memory)
+        await wait_until_forgotten(memory)
         reading.cancel()
         await asyncio.wait([reading])
         await check_closed(messages)
@@ -188,7 +188,7 @@ async def test_next_message_is_asked_for_while_another_task_closes(
                 await asyncio.sleep(0)
             assert await anext(messages, None) in (None, *range(10))
             await closing
-            await forgotten(memory)
+            await wait_until_forgotten(memory)
             await check_closed(messages)
 
 
@@ -207,7 +207,7 @@ async def test_part_of_a_subscription_that_fails_to_close(memory: StreamBroker, 
             messages.stop()
         with pytest.raises(RuntimeError, match='failed'):
             await WAYS[how](messages)
-        await forgotten(memory)
+        await wait_until_forgotten(memory)
         await check_closed(messages)
 
 
@@ -217,7 +217,7 @@ async def test_close_after_an_interrupted_open(memory: StreamBroker) -> None:
             messages = subscribe(client, 'orders')
             interrupted = await interrupt(messages.open, turns)
             await messages.aclose()
-            await forgotten(memory)
+            await wait_until_forgotten(memory)
             if not interrupted:
                 break
 
@@ -290,7 +290,7 @@ async def test_interrupted_close_of_a_publisher(memory: StreamBroker, batched: b
             publisher: Any = await client.super_stream('keys').publisher(route=route, name='shop')
             await fill(publisher, batched=batched)
             interrupted = await interrupt(publisher.close, turns)
-            await forgotten(memory)
+            await wait_until_forgotten(memory)
             if interrupted and batched and turns == 0:
                 with pytest.raises(rbs.WindowTimeout, match='not sent: 3') as caught:
                     await publisher.close()
@@ -310,7 +310,7 @@ async def test_interrupted_close_beside_another(memory: StreamBroker) -> None:
         await asyncio.sleep(0)
         assert await interrupt(publisher.close, 1)
         await closing
-        await forgotten(memory)
+        await wait_until_forgotten(memory)
     assert [len(memory.messages(f'keys-{key}')) for key in '012'] == [1, 1, 1]
 
 
@@ -338,7 +338,7 @@ async def test_part_of_a_publisher_that_fails_to_close(
         else:
             with pytest.raises(RuntimeError, match='failed'):
                 await publisher.close()
-        await forgotten(memory)
+        await wait_until_forgotten(memory)
         await check_ended(publisher)
 
 
@@ -357,7 +357,7 @@ async def test_interrupted_opening_of_a_publisher(memory: StreamBroker, wait: bo
             interrupted = await interrupt(begin, turns)
             if not interrupted:
                 await found[0].close()
-            await forgotten(memory)
+            await wait_until_forgotten(memory)
             if not interrupted:
                 break
 
@@ -375,7 +375,7 @@ async def test_interrupted_disconnect(memory: StreamBroker) -> None:
         await publisher.submit('x')
         interrupted = await interrupt(client.disconnect, turns)
         assert not client.connected
-        await forgotten(memory)
+        await wait_until_forgotten(memory)
         assert memory.connections == 0
         with pytest.raises(rbs.RbFlyError):
             await publisher.send('x')

@@ -55,7 +55,7 @@ async def open_publisher(client: rbs.StreamsClient, **options: Any) -> None:
         pytest.fail('the publisher was opened')
 
 
-def tries(fake: FakeBroker, key: int) -> int:
+def count_requests(fake: FakeBroker, key: int) -> int:
     """Count the requests of a command."""
     return sum(peer.commands().count(key) for peer in fake.connections)
 
@@ -258,13 +258,13 @@ async def check_retries(
 
     If it has retried, the refusal is the cause of a timeout.
     """
-    before = tries(fake, key)
+    before = count_requests(fake, key)
     with pytest.raises(ConnectTimeout if expected else ProtocolError) as caught:
         await use
     refusal = caught.value.__cause__ if expected else caught.value
     assert isinstance(refusal, ProtocolError)
     assert refusal.code == code
-    assert (tries(fake, key) > before + 1) == expected
+    assert (count_requests(fake, key) > before + 1) == expected
 
 
 @own_clock
@@ -372,7 +372,7 @@ BAD_FRAME = struct.pack('>I', 3)
 BAD_CHUNK = struct.pack('>IHHB', 5, wire.DELIVER, 1, 0)
 
 
-def garbled(suffix: bytes, handler: Handler = default) -> Handler:
+def garble_answer(suffix: bytes, handler: Handler = default) -> Handler:
     """Answer, and append other bytes to the response in the same segment."""
 
     def garble(peer: Peer, request: Frame) -> None:
@@ -394,7 +394,7 @@ async def test_bad_chunk_after_the_response_to_subscribe(caplog: pytest.LogCaptu
         rbs.streams_client(fake.uri, connection_name='shop') as client,
         subscribe(client) as messages,
     ):
-        fake.handlers[wire.SUBSCRIBE] = garbled(BAD_CHUNK, handlers[wire.SUBSCRIBE])
+        fake.handlers[wire.SUBSCRIBE] = garble_answer(BAD_CHUNK, handlers[wire.SUBSCRIBE])
         with pytest.raises(FrameError):
             await anext(messages)
         expected = f'[shop] rabbitmq-stream://127.0.0.1:{fake.port} does not speak the stream'
@@ -417,7 +417,7 @@ async def test_bad_chunk_after_the_response_to_subscribe(caplog: pytest.LogCaptu
 )
 async def test_bad_frame_after_a_response_is_raised_at_once(key: int) -> None:
     async with (
-        FakeBroker(on={key: garbled(BAD_FRAME)}) as fake,
+        FakeBroker(on={key: garble_answer(BAD_FRAME)}) as fake,
         rbs.streams_client(fake.uri) as client,
     ):
         begin = now()

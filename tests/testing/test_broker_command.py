@@ -20,7 +20,7 @@ COMMAND = [sys.executable, '-X', 'dev', '-W', 'error', '-m', 'rbfly', 'broker', 
 
 
 @contextlib.contextmanager
-def quiet(*options: str) -> Iterator[tuple[list[str], str]]:
+def run_quietly(*options: str) -> Iterator[tuple[list[str], str]]:
     """Run the command with `--quiet`: its output after the address, at the end, and the address."""
     command = [*COMMAND, '0', '--quiet', *options]
     output: list[str] = []
@@ -78,7 +78,7 @@ def test_version(version: str, known: bool) -> None:
             found = await client.value(commands.ExchangeCommandVersions({}))
             assert (Key.RESOLVE_OFFSET_SPEC in found) is known
 
-    with quiet('--version', version) as (_, uri):
+    with run_quietly('--version', version) as (_, uri):
         asyncio.run(use(uri))
 
 
@@ -87,7 +87,7 @@ def test_quiet() -> None:
         async with rbs.streams_client(uri) as client:
             await client.create_stream('orders')
 
-    with quiet() as (output, uri):
+    with run_quietly() as (output, uri):
         asyncio.run(use(uri))
     assert output == ['']
 

@@ -133,12 +133,12 @@ async def test_warning_at_the_start(
     assert f'removed offsets 5 to {now - 1} ' in line.getMessage()
 
 
-async def five(stream: str) -> rbs.Offset:
+async def start_at_5(stream: str) -> rbs.Offset:
     return rbs.Offset.offset(5)
 
 
 @pytest.mark.parametrize('group', [None, 'group'])
-@pytest.mark.parametrize('start', [rbs.Offset.offset(5), five])
+@pytest.mark.parametrize('start', [rbs.Offset.offset(5), start_at_5])
 async def test_error_at_the_start(
     client: rbs.StreamsClient, short: str, start: Any, group: str | None
 ) -> None:

@@ -77,7 +77,7 @@ def after_last(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.offset(messages[-1].offset + 1 if messages else 0), len(messages)
 
 
-def past(messages: list[Message]) -> tuple[rbs.Offset, int]:
+def from_the_past(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.timestamp(0), 0
 
 
@@ -98,7 +98,18 @@ def default_next(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.reference('other', rbs.Offset.NEXT), len(messages)
 
 
-STARTS = (first, last, from_next, within, after_last, past, between, future, stored, default_next)
+STARTS = (
+    first,
+    last,
+    from_next,
+    within,
+    after_last,
+    from_the_past,
+    between,
+    future,
+    stored,
+    default_next,
+)
 
 
 def parity(ctx: rbs.MessageCtx) -> str:

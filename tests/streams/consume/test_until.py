@@ -381,7 +381,7 @@ async def test_offset_with_a_filter(client: rbs.StreamsClient, stream: str, stop
     assert await read(client, stream, rbs.Offset.offset(stop), filter=none) == []
 
 
-def passed(when: float) -> bool:
+def has_passed(when: float) -> bool:
     return time.time() > when
 
 
@@ -389,7 +389,7 @@ async def times(client: rbs.StreamsClient, stream: str) -> list[float]:
     """Publish five chunks at different times; return the times."""
     for i in range(5):
         await publish(client, stream, [2 * i, 2 * i + 1])
-        await until(partial(passed, time.time() + 0.002), 'the clock has advanced')
+        await until(partial(has_passed, time.time() + 0.002), 'the clock has advanced')
     stamps = await stored_times(client, stream)
     assert len(stamps) == 10
     return stamps

@@ -238,7 +238,7 @@ async def walk(source: random.Random, directory: Path) -> AsyncIterator[Walk]:
 @pytest.mark.long
 @pytest.mark.parametrize('number', range(4))
 async def test_every_message_has_its_effect_once(number: int, tmp_path: Path) -> None:
-    source = random.Random(f'{seed.of_run()} database members {number}')
+    source = random.Random(f'{seed.seed_of_run()} database members {number}')
     async with walk(source, tmp_path) as work:
         for _ in range(source.randrange(10, 30)):
             await work.step()

@@ -294,7 +294,7 @@ async def walking(*arguments: Any) -> AsyncIterator[Walk]:
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
     monkeypatch.setattr(retry, 'BACKOFF_LAST', 0.01)
 

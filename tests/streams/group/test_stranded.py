@@ -30,7 +30,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def when(condition: Callable[[], bool]) -> float:
+async def seconds_until(condition: Callable[[], bool]) -> float:
     """Return after how many seconds a condition holds, within a second; fail after an hour."""
     begun = now()
     while not condition():
@@ -88,7 +88,7 @@ async def readers(
             stack.push_async_callback(found[-1].close)
             await found[-1].messages.open()
         broker.publish('orders', 'first')
-        await when(lambda: found[0].bodies != [])
+        await seconds_until(lambda: found[0].bodies != [])
         await asyncio.sleep(10)  # the offset is stored
         yield broker, found
 
@@ -117,7 +117,7 @@ def attempts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def when_read(members: list[Reader], body: str) -> float:
-    return await when(lambda: any(body in member.bodies for member in members))
+    return await seconds_until(lambda: any(body in member.bodies for member in members))
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])
@@ -142,7 +142,7 @@ async def test_group_that_has_read_nothing(attempts: Attempts) -> None:
         broker.create_stream('orders')
         member = Reader(broker, offset=rbs.Offset.NEXT)
         await member.messages.open()
-        await when(lambda: member.messages.active)
+        await seconds_until(lambda: member.messages.active)
         assert broker.offsets('orders') == {GROUP: 2**64 - 1}
         broker.strand('orders', GROUP)
         broker.publish('orders', 'first')
@@ -173,11 +173,11 @@ async def test_connection_that_the_member_has_left(
         member = Reader(broker, super_stream=True)
         stack.push_async_callback(member.close)
         await member.messages.open()
-        await when(lambda: len(member.messages.active) == 2)
+        await seconds_until(lambda: len(member.messages.active) == 2)
         broker.strand('orders-0', GROUP, stubborn=True)
         broker.publish('orders-0', 'first')
         index = 0
-        await when(lambda: attempts.found != [])
+        await seconds_until(lambda: attempts.found != [])
         await asyncio.sleep(1)
         assert len({connection for connection, _ in broker.members('orders-0', GROUP)}) == 2
         assert await when_read([member], 'first') <= stranded.PAUSE + LATEST
@@ -193,7 +193,7 @@ async def test_attempts_alternate_with_pauses(
         broker.strand('orders', GROUP)
         broker.publish('orders', 'second')
         for count in range(1, 7):
-            await when(lambda count=count: len(attempts.found) == count)  # type: ignore[misc]
+            await seconds_until(lambda count=count: len(attempts.found) == count)  # type: ignore[misc]
     times, found = zip(*attempts.found, strict=True)
     assert found == (REJOIN, CLOSE) * 3
     for before, after in itertools.pairwise(times):
@@ -216,7 +216,7 @@ async def stranded_partition(*joins: float, **options: Any) -> AsyncIterator[lis
             stack.push_async_callback(found[-1].close)
             await found[-1].messages.open()
             if len(found) == 1:
-                await when(lambda: bool(found[0].messages.active))
+                await seconds_until(lambda: bool(found[0].messages.active))
                 broker.strand('orders-0', GROUP)
                 broker.publish('orders-0', 'first')
         yield found
@@ -234,7 +234,7 @@ async def partition(
             found.append(Reader(broker, pause, super_stream=True, **options))
             stack.push_async_callback(found[-1].close)
             await found[-1].messages.open()
-        await when(lambda: any(member.messages.active for member in found))
+        await seconds_until(lambda: any(member.messages.active for member in found))
         yield broker, found
 
 
@@ -260,10 +260,13 @@ async def test_group_of_an_old_broker_that_has_messages_left(
         broker.publish('orders-0', 'first', 'second')
         await asyncio.sleep(AFTER * 0.9)
         broker.strand('orders-0', GROUP)
-        await when(lambda: len(attempts.found) == count)
+        await seconds_until(lambda: len(attempts.found) == count)
         times = [at for at, _ in attempts.found]
         assert times[-1] - times[0] < AFTER / 2
-        assert await when(lambda: any(member.messages.active for member in members)) <= AFTER + 1
+        assert (
+            await seconds_until(lambda: any(member.messages.active for member in members))
+            <= AFTER + 1
+        )
 
 
 @pytest.mark.parametrize('version', ['4.0', '4.3'])
@@ -273,7 +276,7 @@ async def test_quiet_group(attempts: Attempts, version: Literal['4.0', '4.3']) -
         for number in range(50):
             await asyncio.sleep(AFTER * 3)
             broker.publish('orders-0', number)
-        await when(lambda: sum(len(member.bodies) for member in members) == 50)
+        await seconds_until(lambda: sum(len(member.bodies) for member in members) == 50)
         assert not attempts.found
 
 
@@ -307,7 +310,7 @@ async def test_stays_away_for_less_than_the_reconnect_timeout(attempts: Attempts
 
 async def test_client_that_disconnects_while_its_member_stays_away(attempts: Attempts) -> None:
     async with stranded_partition(0.0) as [member]:
-        await when(lambda: bool(attempts.found))
+        await seconds_until(lambda: bool(attempts.found))
         begun = now()
         await member.client.disconnect()
         with pytest.raises(rbs.StreamConnectionError):

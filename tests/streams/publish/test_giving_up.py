@@ -31,7 +31,7 @@ NAMES = pytest.mark.parametrize('name', [None, 'shop'], ids=['unnamed', 'named']
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.01)
     monkeypatch.setattr(retry, 'BACKOFF_LAST', 0.05)
 

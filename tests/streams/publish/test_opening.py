@@ -30,7 +30,7 @@ from tests.streams.test_misuse import Held
 HANG = 10.0  # seconds; only a safeguard
 
 
-def tries(fake: FakeBroker, key: int) -> int:
+def count_requests(fake: FakeBroker, key: int) -> int:
     """Count the requests of a command."""
     return sum(peer.commands().count(key) for peer in fake.connections)
 
@@ -154,7 +154,9 @@ async def test_dropping_the_last_reference_releases_everything(
         if connected:
             with pytest.raises(PublisherError, match='dropped its last reference'):
                 await confirmation
-            await until(lambda: tries(fake, wire.DELETE_PUBLISHER) == 1, 'it is undeclared')
+            await until(
+                lambda: count_requests(fake, wire.DELETE_PUBLISHER) == 1, 'it is undeclared'
+            )
             assert published(fake) == [[1]]
         fake.handlers.clear()
         async with client.publisher('test', name='shop') as other:
@@ -272,12 +274,12 @@ async def test_only_the_first_declaration_asks_for_partitions() -> None:
         for call in (publisher.send('x'), anext(subscription)):
             with pytest.raises(StreamDoesNotExist):
                 await call
-        assert tries(fake, wire.PARTITIONS) == 0
+        assert count_requests(fake, wire.PARTITIONS) == 0
         with pytest.raises(StreamDoesNotExist):
             await client.publisher('test')
         with pytest.raises(StreamDoesNotExist):
             await anext(client.subscribe('test'))
-        assert tries(fake, wire.PARTITIONS) == 2
+        assert count_requests(fake, wire.PARTITIONS) == 2
         await publisher.close()
 
 

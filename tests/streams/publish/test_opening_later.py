@@ -61,7 +61,7 @@ def last_id(value: int) -> Handler:
     return lambda connection, request: connection.respond(request, value)
 
 
-def tries(fake: FakeBroker, key: int) -> int:
+def count_requests(fake: FakeBroker, key: int) -> int:
     return sum(peer.commands().count(key) for peer in fake.connections)
 
 
@@ -82,7 +82,7 @@ async def test_connecting_continues_beyond_connect_timeout(
         assert not down.connections
         sending = asyncio.ensure_future(SEND[how](publisher))
         await asyncio.sleep(1000)
-        assert tries(down, wire.PEER_PROPERTIES) > 10
+        assert count_requests(down, wire.PEER_PROPERTIES) > 10
         assert not sending.done()
         down.handlers.clear()
         await sending
@@ -217,7 +217,7 @@ async def test_name_that_has_used_the_highest_id() -> None:
         with pytest.raises(PublisherError, match=f'{2**64 - 1}'):
             await publisher.send('x')
         await publisher.close()
-        await until(lambda: tries(fake, wire.DELETE_PUBLISHER) == 1, 'it is undeclared')
+        await until(lambda: count_requests(fake, wire.DELETE_PUBLISHER) == 1, 'it is undeclared')
 
 
 FINAL: dict[str, tuple[int, Handler, type[Exception]]] = {

@@ -33,7 +33,7 @@ HANG = 30.0  # seconds; only a safeguard
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
 
 

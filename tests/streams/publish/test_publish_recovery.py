@@ -34,7 +34,7 @@ from tests.streams.publish.test_publish import stored
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
 
 

@@ -31,7 +31,7 @@ def forever() -> Iterator[bytes]:
         yield b'x'
 
 
-def work(name: str) -> tuple[type[Any], Work]:
+def publisher_and_call(name: str) -> tuple[type[Any], Work]:
     """A class of publishers, and a call with a timeout."""
     works: dict[str, tuple[type[Any], Work]] = {
         'send': (rbs.Publisher, lambda p, t: p.send(b'x', timeout=t)),
@@ -51,7 +51,7 @@ WORKS = ['send', 'send_many', 'send_many forever', 'send_many async', 'flush', *
 
 async def filled(name: str) -> tuple[Any, Connection, Work]:
     """A publisher for which a call has to wait."""
-    cls, run = work(name)
+    cls, run = publisher_and_call(name)
     connection = Connection()
     publisher = attach(cls, connection)
     if name == 'flush':
@@ -172,7 +172,7 @@ async def test_sends_with_and_without_a_timeout_share_a_frame(task_factory: Any)
 @pytest.mark.parametrize('value', [-1, -0.5, float('nan'), float('inf'), '1', True, b'1', [1]])
 @pytest.mark.parametrize('name', WORKS)
 async def test_no_timeout(name: str, value: Any) -> None:
-    cls, run = work(name)
+    cls, run = publisher_and_call(name)
     connection = Connection()
     publisher = attach(cls, connection)
     kind = ValueError if isinstance(value, int | float) and value is not True else TypeError

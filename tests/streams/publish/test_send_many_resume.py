@@ -24,7 +24,7 @@ WINDOWS = pytest.mark.parametrize('window', [1, 7, 100])
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
     monkeypatch.setattr(retry, 'BACKOFF_LAST', 0.01)
 
