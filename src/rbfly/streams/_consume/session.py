@@ -71,17 +71,13 @@ class SessionState(Enum):
     CLOSED = 'closed'
 
 
-TRANSITIONS: Mapping[SessionState, Sequence[SessionState]] = {
-    SessionState.READING: [
-        SessionState.STOPPING,
-        SessionState.RELEASED,
-        SessionState.CLOSING,
-        SessionState.CLOSED,
-    ],
-    SessionState.STOPPING: [SessionState.RELEASED, SessionState.CLOSING, SessionState.CLOSED],
-    SessionState.RELEASED: [SessionState.CLOSED],
-    SessionState.CLOSING: [SessionState.CLOSED],
-    SessionState.CLOSED: [],
+S = SessionState
+TRANSITIONS: Mapping[S, Sequence[S]] = {
+    S.READING: [S.STOPPING, S.RELEASED, S.CLOSING, S.CLOSED],
+    S.STOPPING: [S.RELEASED, S.CLOSING, S.CLOSED],
+    S.RELEASED: [S.CLOSED],
+    S.CLOSING: [S.CLOSED],
+    S.CLOSED: [],
 }
 
 

@@ -79,14 +79,9 @@ TRANSITIONS: Mapping[Activity, Sequence[Activity]] = {
 class Session(Protocol):
     """The parts of a subscription that its membership uses."""
 
-    @property
-    def stream(self) -> str: ...
-
-    @property
-    def cursor(self) -> MessageCursor: ...
-
-    @property
-    def registration(self) -> Registration: ...
+    stream: str
+    cursor: MessageCursor
+    registration: Registration
 
     @property
     def ended(self) -> bool:

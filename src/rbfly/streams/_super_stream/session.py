@@ -224,18 +224,19 @@ class MergedSession:
         elif not self._is_listed or not isinstance(error, StreamConnectionError):
             self._keep(error)
         if self._is_listed and self._settings.until is None:
-            assert self._loop is not None
-            self._timer = self._loop.call_later(self._interval, self._on_timer)
+            self._list_later()
         self.waiter.wake()
         self._opening.wake()
 
+    def _list_later(self) -> None:
+        assert self._loop is not None
+        self._timer = self._loop.call_later(self._interval, self._on_timer)
+
     def _on_timer(self) -> None:
-        self._timer = None
         if self._cluster.connected:
             self._list()
         else:  # the readers of the partitions reconnect; after a disconnect, nothing does
-            assert self._loop is not None
-            self._timer = self._loop.call_later(self._interval, self._on_timer)
+            self._list_later()
 
     def _on_listed(self, names: Sequence[str]) -> None:
         if self._has_ended:
