@@ -7,8 +7,9 @@ Environment switches; the first three use separate build folders, so their objec
     RBFLY_PORTABLE=1   no CPython internals, see src/rbfly/_cpython.pxd
     RBFLY_FAST=1       -O1 instead of -O3, where speed does not matter (CI)
     RBFLY_WERROR=1     treat warnings of Cython and the C compiler as errors (CI)
+    RBFLY_ANNOTATE=1   write annotated HTML beside the C
 
-The generated C goes to build/cython, along with annotated HTML.  It is the same for every build
+The generated C goes to build/cython.  It is the same for every build
 variant and every Python version, so the code that is checked is the code that ships.
 """
 
@@ -37,6 +38,7 @@ SANITIZE = switch('RBFLY_SANITIZE')
 PORTABLE = switch('RBFLY_PORTABLE')
 FAST = switch('RBFLY_FAST')
 WERROR = switch('RBFLY_WERROR')
+ANNOTATE = switch('RBFLY_ANNOTATE')
 
 VARIANT = 'debug' if DEBUG else 'sanitize' if SANITIZE else 'portable' if PORTABLE else 'release'
 BUILD = Path('build', f'{VARIANT}-{sys.implementation.cache_tag}')
@@ -58,6 +60,11 @@ DIRECTIVES = {
     'subinterpreters_compatible': 'no',
     'warn.maybe_uninitialized': True,
     'show_performance_hints': False,
+}
+# One module holds the helpers that Cython would otherwise repeat in each; no memoryview is used.
+SHARED = {
+    'shared_utility_qualified_name': 'rbfly._cyutility',
+    'shared_utility_features_disabled': ['MemoryView'],
 }
 
 CFLAGS = ['-std=c11', '-Wall', '-Wextra', '-Wsign-compare', '-fno-strict-aliasing']
@@ -106,18 +113,24 @@ def keep_if(folder: Path, settings: object) -> None:
 
 MACROS = [('RBFLY_DEBUG', str(int(DEBUG or SANITIZE))), ('RBFLY_PORTABLE', str(int(PORTABLE)))]
 
-keep_if(TRANSLATED, (DIRECTIVES, WERROR))
+keep_if(TRANSLATED, (DIRECTIVES, SHARED, WERROR, ANNOTATE))
 keep_if(BUILD, (CFLAGS, MSVC_CFLAGS, LDFLAGS, MACROS))
+
+SOURCES = {
+    '.'.join(path.relative_to('src').with_suffix('').parts): path
+    for path in sorted(Path('src').rglob('*.pyx'))
+}
+SOURCES['rbfly._cyutility'] = Path('src/rbfly/_cyutility.c')  # generated in TRANSLATED
 
 extensions = [
     Extension(
-        '.'.join(path.relative_to('src').with_suffix('').parts),
+        name,
         [str(path)],
         extra_compile_args=CFLAGS,
         extra_link_args=LDFLAGS,
         define_macros=MACROS,
     )
-    for path in sorted(Path('src').rglob('*.pyx'))
+    for name, path in SOURCES.items()
 ]
 
 modules = cythonize(
@@ -125,7 +138,8 @@ modules = cythonize(
     build_dir=str(TRANSLATED),
     include_path=['src'],
     compiler_directives=DIRECTIVES,
-    annotate=True,
+    annotate=ANNOTATE,
+    **SHARED,
 )
 
 
