@@ -32,6 +32,7 @@ def run(programs: Path, *words: str, **environ: str) -> subprocess.CompletedProc
     [
         (['build'], 'python3.14-venv python3.14-dev gcc libc6-dev'),
         (['fuzz'], 'clang llvm libclang-rt-dev'),
+        (['maven'], 'maven'),
     ],
 )
 def test_missing_packages_are_named(programs: Path, words: list[str], packages: str) -> None:
