@@ -76,6 +76,7 @@ class PublisherSession(Owner):
 
     :param name: name for deduplication, empty for none.
     :param core: the window of unconfirmed messages, and the tasks that wait for it.
+    :param patient: of the registration.
     :ivar state: whether the publisher takes messages.
     :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
         that ends the wait.
@@ -89,14 +90,16 @@ class PublisherSession(Owner):
     role = Role.PUBLISH
     open_until_closed = True
 
-    def __init__(self, cluster: Cluster, stream: str, name: str, core: PublisherCore) -> None:
+    def __init__(
+        self, cluster: Cluster, stream: str, name: str, core: PublisherCore, patient: bool = False
+    ) -> None:
         self.stream = stream
         self.name = name
         self.core = core
         self.state = PublisherState.CONNECTING if name else PublisherState.OPEN
         self.abandoned: bool = False
         self.full: bool = False
-        self.registration: Registration = Registration(cluster, self)
+        self.registration: Registration = Registration(cluster, self, patient)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = [core.capacity]
         self.name_check: NameCheck | None = (

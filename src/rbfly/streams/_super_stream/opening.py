@@ -11,12 +11,12 @@ from typing import Any
 from ...net.connection import disconnected
 from ...net.observer import Life, Observer, State
 from ...net.waiting import fail, outcome
-from .._admin.partitions import AT_ONCE, PACE, query_partitions
+from .._admin.partitions import AT_ONCE, PACE, query_partitions, retried
 from .._publish.confirmation import set_attribute
 from .._publish.opening import PublisherContext
 from .._publish.publisher import Publisher
 from .._publish.session import PublisherSession
-from .publisher import SuperStreamPublisher, retried, share_windows
+from .publisher import SuperStreamPublisher
 from .routing import Route
 
 
@@ -37,14 +37,13 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
     async def _open(self, sessions: list[PublisherSession]) -> SuperStreamPublisher:
         info = self.info
         query = functools.partial(query_partitions, self.cluster, info.stream)
-        names = await retried(self.cluster, query, None if self.wait else inf)
+        names = await retried(self.cluster, info.stream, query, None if self.wait else inf)
         for name in dict.fromkeys(names):
             self._new_session(name, sessions)
         declared = PartitionsReady(sessions)
         self.cluster.observers.add(declared)
         try:
             for count, session in enumerate(sessions, 1):
-                session.registration.patient = not self.wait
                 session.registration.ensure_open()
                 if self.wait and count % AT_ONCE == 0 and count < len(sessions):
                     await asyncio.sleep(PACE)
@@ -54,8 +53,6 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
                 await outcome(declared.first)  # its copy of the error forms no cycle
         finally:
             self.cluster.observers.remove(declared)
-        self.windows |= set(sessions)
-        share_windows(self.windows)
         publishers = [Publisher(session, self.client) for session in sessions]
         return SuperStreamPublisher(self.cluster, info, self.route, names, publishers, self.windows)
 
