@@ -66,6 +66,8 @@ SHARED = {
     'shared_utility_qualified_name': 'rbfly._cyutility',
     'shared_utility_features_disabled': ['MemoryView'],
 }
+# Programs create these classes with keywords, which gcc reads faster where it knows their names.
+UNSHARED = ('rbfly.amqp._message', 'rbfly.amqp._sections')
 
 CFLAGS = ['-std=c11', '-Wall', '-Wextra', '-Wsign-compare', '-fno-strict-aliasing']
 # Cython's generated helpers trigger these warnings; cython-lint checks the project's own code.
@@ -113,34 +115,39 @@ def keep_if(folder: Path, settings: object) -> None:
 
 MACROS = [('RBFLY_DEBUG', str(int(DEBUG or SANITIZE))), ('RBFLY_PORTABLE', str(int(PORTABLE)))]
 
-keep_if(TRANSLATED, (DIRECTIVES, SHARED, WERROR, ANNOTATE))
+keep_if(TRANSLATED, (DIRECTIVES, SHARED, UNSHARED, WERROR, ANNOTATE))
 keep_if(BUILD, (CFLAGS, MSVC_CFLAGS, LDFLAGS, MACROS))
+
+
+def translate(sources: dict[str, Path], **options: object) -> list[Extension]:
+    extensions = [
+        Extension(
+            name,
+            [str(path)],
+            extra_compile_args=CFLAGS,
+            extra_link_args=LDFLAGS,
+            define_macros=MACROS,
+        )
+        for name, path in sources.items()
+    ]
+    modules: list[Extension] = cythonize(
+        extensions,
+        build_dir=str(TRANSLATED),
+        include_path=['src'],
+        compiler_directives=DIRECTIVES,
+        annotate=ANNOTATE,
+        **options,
+    )
+    return modules
+
 
 SOURCES = {
     '.'.join(path.relative_to('src').with_suffix('').parts): path
     for path in sorted(Path('src').rglob('*.pyx'))
 }
+unshared = {name: SOURCES.pop(name) for name in UNSHARED}
 SOURCES['rbfly._cyutility'] = Path('src/rbfly/_cyutility.c')  # generated in TRANSLATED
-
-extensions = [
-    Extension(
-        name,
-        [str(path)],
-        extra_compile_args=CFLAGS,
-        extra_link_args=LDFLAGS,
-        define_macros=MACROS,
-    )
-    for name, path in SOURCES.items()
-]
-
-modules = cythonize(
-    extensions,
-    build_dir=str(TRANSLATED),
-    include_path=['src'],
-    compiler_directives=DIRECTIVES,
-    annotate=ANNOTATE,
-    **SHARED,
-)
+modules = translate(unshared) + translate(SOURCES, **SHARED)
 
 
 class Wheel(bdist_wheel):

@@ -8,8 +8,8 @@
     python fuzz/run.py codec --minimise             add the new inputs to fuzz/corpus/codec.zip
 
 Needs clang with its sanitizer runtimes (Debian: clang, libclang-rt-dev), CPython's headers and
-library, and Cython.  The generated C goes to build/cython, everything else to build/fuzz.  An input
-that fails is saved in build/fuzz/findings, and the exit status is then 1.
+library, and Cython.  Everything that is built goes to build/fuzz.  An input that fails is saved in
+build/fuzz/findings, and the exit status is then 1.
 
 Each run starts from the inputs in fuzz/corpus/TARGET.zip and collects new ones in
 build/fuzz/corpus.  `--minimise` replaces the archive with the smallest set of inputs that covers
@@ -95,14 +95,14 @@ def check_tools() -> None:
         raise Problem(f'Python.h is not in {headers}; on Debian: apt-get install python3-dev')
 
 
-def setting(name: str) -> dict[str, Any]:
-    """Options of Cython, read from setup.py."""
+def directives() -> dict[str, Any]:
+    """The compiler directives of a release build, read from setup.py."""
     tree = ast.parse((ROOT / 'setup.py').read_text())
     for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            found: dict[str, Any] = ast.literal_eval(node.value)
-            return found
-    raise Problem(f'setup.py does not define {name}')
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'DIRECTIVES':
+            directives: dict[str, Any] = ast.literal_eval(node.value)
+            return directives
+    raise Problem('setup.py does not define DIRECTIVES')
 
 
 def library_flags() -> list[str]:
@@ -154,16 +154,13 @@ def build() -> Path:
     sources = [*Path('src').rglob('*.pyx'), *Path('fuzz').glob('*.pyx')]
     names = {s: '.'.join(s.relative_to('src' if s.parts[0] == 'src' else '.').with_suffix('').parts)
              for s in sources}  # fmt: skip
-    shared = setting('SHARED')
-    names[Path('src/rbfly/_cyutility.c')] = shared['shared_utility_qualified_name']
     modules = cythonize(  # type: ignore[no-untyped-call,unused-ignore]
         [Extension(name, [str(source)]) for source, name in names.items()],
-        build_dir=str(ROOT / 'build' / 'cython'),  # the same as in setup.py
+        build_dir=str(BUILD / 'cython'),  # setup.py shares helpers between modules
         include_path=['src', '.'],
-        compiler_directives=setting('DIRECTIVES'),
+        compiler_directives=directives(),
         annotate=True,
         quiet=True,
-        **shared,
     )
     copy_sources()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
