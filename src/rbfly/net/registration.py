@@ -30,7 +30,7 @@ from ..protocol.commands import Command
 from .cluster import Cluster
 from .connection import Connection, disconnected
 from .observer import Life, Observer, Role, State, check_transition
-from .retry import Backoff, can_retry, ignore, is_cut
+from .retry import Backoff, can_retry, is_cut
 
 logger: logging.Logger = logging.getLogger('rbfly.net')
 
@@ -208,9 +208,8 @@ class Registration:
         if self.state is State.IDLE or loop.time() > self._lost_at + STABLE:
             self._outage = None
         if self._outage is None:
-            deadline = self.cluster.deadline(inf if self.patient and not self.declared else None)
-            deadline.on_wait = self._on_wait
-            self._outage = Backoff(deadline)
+            limit = inf if self.patient and not self.declared else None
+            self._outage = Backoff(self.cluster.deadline(limit, self._on_wait))
         self._opening = self._outage
         self.cluster.registrations[self] = None
         self.generation = self.cluster.generation
@@ -253,8 +252,7 @@ class Registration:
         """
         task, self._task = self._task, None
         if self._opening is not None:
-            for deadline in self._opening.deadlines:
-                deadline.on_wait = ignore
+            self._opening.deadlines[0].release()
         self._opening = self._outage = self._lost = None
         self.cluster.registrations.pop(self, None)
         answer = self._leave()

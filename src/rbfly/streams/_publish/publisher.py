@@ -254,7 +254,7 @@ class Publisher(FastPublisher, BasePublisher):
         :raises MessageTooLarge: the message does not fit into a frame.
         :raises WindowTimeout: the window had no capacity in time; the message was not sent.
         """
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         session, core = self._session, self._core
         session.check()
         if not await session.wait_capacity(1, until):
@@ -338,7 +338,7 @@ class Publisher(FastPublisher, BasePublisher):
 
         Returns their groups; the errors remain until `_batch_error` returns them.
         """
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         session, core = self._session, self._core
         if session.undeclared and (until == NOW or not await session.wait_declared(until)):
             raise session.window_timeout(timeout)

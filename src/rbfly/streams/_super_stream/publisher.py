@@ -420,7 +420,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         timeout: float | None,
     ) -> None:
         """Send a message that does not have just one partition that is known."""
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         if until == NOW:
             self._check_open()
             raise self._publishers[0]._session.no_time()
@@ -518,7 +518,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
 
         And the errors of :meth:`Publisher.submit`; their attribute `stream` is the partition.
         """
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         targets = await self._targets(self._router.find(message), until, timeout)
         parts = await self._submit(targets, message, until)
         if len(parts) == 1:
@@ -637,7 +637,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         None if several partitions failed.
         """
         self._publishers[0]._core.check_loop()
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         if until == NOW and self._held:
             raise self._publishers[0]._session.no_time(queued=True)
         if self._router.holds:
