@@ -17,11 +17,12 @@ from ...error import (
     copy_error,
     counted,
     of_callback,
+    set_fields,
 )
 from .._waiting import TURN, is_foreign, let_others_run
 from ..types import MessageCtx
 from ._confirm import ConfirmGroup
-from .confirmation import of_iterator, of_message, publish_error, set_attribute
+from .confirmation import of_iterator, of_message, publish_error
 from .session import PublisherSession
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class SendManyCall:
             self._report(progress)
         if error is None:
             return progress.taken
-        set_attribute(error, 'progress', progress)
+        set_fields(error, progress=progress)
         if isinstance(error, RbFlyError):
             error.stream = error.stream or self._stream
             if progress.unknown:

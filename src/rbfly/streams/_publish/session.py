@@ -27,6 +27,7 @@ from ...error import (
     StreamConnectionError,
     WindowTimeout,
     copy_error,
+    set_fields,
     without_frames,
 )
 from ...net.busy_poll import BusyPoll
@@ -39,7 +40,7 @@ from ...protocol import commands
 from .._waiting import NOW, WaitingTasks
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._core import PublisherCore
-from .confirmation import Confirmation, or_refusal, publish_error, set_attribute, with_outcome
+from .confirmation import Confirmation, or_refusal, publish_error, with_outcome
 from .name_check import NameCheck
 from .semaphore import WindowSemaphore
 
@@ -220,15 +221,13 @@ class PublisherSession(Owner):
                 raise disconnected()
             self.registration.ensure_open()
         except StreamConnectionError as ex:  # the client has been disconnected
-            ex.outcome, ex.retriable = 'not_sent', False
-            self.name_stream(ex)
+            set_fields(ex, outcome='not_sent', retriable=False, stream=self.stream)
             raise
         self._enter(PublisherState.CONNECTING if self.undeclared else PublisherState.OPEN)
 
     def name_stream(self, error: E) -> E:
         """Name the stream in an error of publishing, and return the error."""
-        set_attribute(error, 'stream', self.stream)
-        return error
+        return set_fields(error, stream=self.stream)
 
     def resize(self, limit: int) -> None:
         """Limit the messages in flight, also by the limit that the publisher was opened with."""
@@ -292,8 +291,7 @@ class PublisherSession(Owner):
         self.full = True
         if self.undeclared:
             error = PublisherError(self.not_declared) if error is None else copy_error(error)
-            set_attribute(error, 'outcome', 'not_sent')
-            return self.name_stream(error)
+            return set_fields(error, outcome='not_sent', stream=self.stream)
         limit = self.core.window.max_unconfirmed
         text = f'max_unconfirmed ({limit}) messages are queued or in flight'
         return self.late(f'{text}; the message was not queued: await flush()', WindowTimeout)

@@ -27,6 +27,7 @@ from ...error import (
     WindowTimeout,
     add_text,
     raise_any,
+    set_fields,
 )
 from ...net.cluster import Cluster
 from ...net.observer import call_each
@@ -720,9 +721,9 @@ def keep_failed(
 
 def note_partial(error: RbFlyError, failed: PublishTarget) -> None:
     """Note in an error of one partition that other partitions have taken the message."""
-    error.outcome, error.retriable = 'unknown', False
     name = failed.session.stream
     add_text(error, after=f' (partition {name!r}); other partitions may store the message')
+    set_fields(error, outcome='unknown', retriable=False)
 
 
 def left(until: float | None) -> float | None:
