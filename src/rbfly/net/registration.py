@@ -104,7 +104,6 @@ class Registration:
     :ivar patient: before that, connecting has no time limit; a cut TLS handshake is retried.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
-    :ivar generation: generation of the cluster at the last `ensure_open`.
     :ivar retry_at: time of the event loop at which the next try begins, while it backs off.
     :ivar moved: the broker has ended the last declaration: the stream is not available there.
     """
@@ -118,7 +117,7 @@ class Registration:
         self.state: State = State.IDLE
         self.life: Life = Life.ACTIVE
         self.retry_at: float = 0.0
-        self.generation: int = 0
+        self._generation = cluster.generation  # at the last `ensure_open`
         self.moved: bool = False
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
@@ -144,6 +143,11 @@ class Registration:
     def is_open(self) -> bool:
         """True if the publisher or subscription is declared."""
         return self.state is State.OPEN
+
+    @property
+    def is_disconnected(self) -> bool:
+        """True if the client was disconnected since it was last to be opened."""
+        return self._generation != self.cluster.generation
 
     @property
     def problem(self) -> RbFlyError | None:
@@ -212,7 +216,7 @@ class Registration:
             self._outage = Backoff(self.cluster.deadline(limit, self._on_wait))
         self._opening = self._outage
         self.cluster.registrations[self] = None
-        self.generation = self.cluster.generation
+        self._generation = self.cluster.generation
         lost, self._lost = self._lost, None
         self._enter(State.OPENING if lost is None else State.BACKING_OFF, lost)
         self._task = asyncio.Task(self._run(self._outage, lost), loop=loop)  # never an eager one
