@@ -59,7 +59,6 @@ class Publisher(FastPublisher, BasePublisher):
         self._session = session
         self._core = session.core
         self._failures = Failures()
-        self._reported = False  # `close` has raised the failures
         self._end_failure: RbFlyError | None = None  # of closing, until `close` raises it
 
     @classmethod
@@ -142,19 +141,16 @@ class Publisher(FastPublisher, BasePublisher):
         """Return the error that `close` raises, and forget it: the caller must not await before it
         raises the error."""
         # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
-        found = [
-            batch.error
-            for batch in (*self._core.flushed, self._core.filling)
-            if batch.error is not None and not isinstance(batch.error, PublisherNameInUse)
-        ]
+        errors = self._core.report([*self._core.flushed, self._core.filling])
+        found = [ex for ex in errors if not isinstance(ex, PublisherNameInUse)]
         found += self._failures.errors()
+        count, self._failures = self._failures.count, Failures()
         error, self._end_failure = self._end_failure, None
-        reported, self._reported = self._reported, True
         if error is not None:
             refused = summary([ex for ex in found if isinstance(ex, PublishError)])
             error.__cause__ = refused or error.__cause__
             return error
-        return None if reported else summary(found, self._failures.count)
+        return summary(found, count)
 
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
@@ -354,8 +350,8 @@ class Publisher(FastPublisher, BasePublisher):
             if batch.settled:
                 continue
             if until is None:
-                await batch.wait()
-            elif not await in_time(batch.wait(), until):
+                await batch.wait(core.loop)
+            elif not await in_time(batch.wait(core.loop), until):
                 for late in batches:
                     late.reported = True  # for `close`
                 raise session.late(

@@ -52,7 +52,7 @@ class SendManyCall:
         self._session = session
         self._stream: str | None = session.stream
         self._core = session.core
-        self._group = ConfirmGroup(session.core.loop)
+        self._group = ConfirmGroup()
         self._groups: dict[PublisherSession, ConfirmGroup] = {session: self._group}
         self._turn = Turn(TURN)
         self._has_waited = False  # other tasks have run since `_ready`
@@ -139,7 +139,7 @@ class SendManyCall:
         """Wait until all messages are confirmed or refused."""
         for group in self._groups.values():
             if not group.seal():
-                await group.wait()
+                await group.wait(self._core.loop)
 
     def _failure(self) -> Exception | None:
         """Return the error of the messages that were sent, if any."""

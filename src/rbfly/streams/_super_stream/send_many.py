@@ -43,7 +43,7 @@ class RoutedCall(SendManyCall):
         self._check_open = check
         self._timed_out_of = timed_out
         self._targets: Sequence[PublishTarget] = ()  # of the last message in hand
-        self._routed = routed = RoutedMessages(router, session.core.loop)
+        self._routed = routed = RoutedMessages(router)
         self._groups = routed.groups
         self._skipped, self._partial = routed.skipped, routed.partial
 
