@@ -206,7 +206,7 @@ cdef class Router:
         # automatic one could hide a later explicit one from the broker.
         cdef PublishTarget item
         for item in self.partitions.values():
-            if self.ids != ANY and (self.holds or item.window.has_last):
+            if self.ids != ANY and (self.holds or item.window.used.any):
                 this, others = 'an automatic', 'explicit'
                 if has_id(message):
                     this, others = 'an explicit', 'automatic'
