@@ -115,18 +115,20 @@ cdef inline uint64_t place_of(Entry *entry) noexcept:
 cdef inline Py_ssize_t ring_follow(
     Ring *ring, Entry *found, const uint8_t *p, Py_ssize_t count
 ) noexcept:
+    cdef uint64_t position = ring.cursor
     cdef Py_ssize_t run = 1
     cdef Entry *next
     if found.spans:
         return 1
-    while run < count and ring.cursor < ring.sent:
-        next = entry_at(ring, ring.cursor)
+    while run < count and position < ring.sent:
+        next = entry_at(ring, position)
         if (
             next.id != load_u64(p + 8 * run)
             or place_of(next) != place_of(found)
             or next.spans | next.state
         ):
             break
-        ring.cursor += 1
+        position += 1
         run += 1
+    ring.cursor = position
     return run
