@@ -98,22 +98,22 @@ class Owner(Protocol):
 class Registration:
     """Keeps a publisher or a subscription declared while its owner needs it.
 
+    :param patient: the first declaration has no time limit, and retries a cut TLS handshake.
     :ivar connection: connection of the declaration, open or in progress; else None.
     :ivar id: publisher or subscription id on that connection; -1 without a connection.
     :ivar declared: True once the declaration has been open.
-    :ivar patient: before that, connecting has no time limit; a cut TLS handshake is retried.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
     :ivar retry_at: time of the event loop at which the next try begins, while it backs off.
     :ivar moved: the broker has ended the last declaration: the stream is not available there.
     """
 
-    def __init__(self, cluster: Cluster, owner: Owner) -> None:
+    def __init__(self, cluster: Cluster, owner: Owner, patient: bool = False) -> None:
         self.cluster = cluster
         self.connection: Connection | None = None
         self.id: int = -1
         self.declared: bool = False
-        self.patient = False
+        self.patient = patient
         self.state: State = State.IDLE
         self.life: Life = Life.ACTIVE
         self.retry_at: float = 0.0

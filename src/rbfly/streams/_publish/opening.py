@@ -119,7 +119,6 @@ class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any,
         if self.wait:
             await session.registration.open()
         else:
-            session.registration.patient = True
             session.registration.ensure_open()
         publisher: P = self.cls(session, self.client)
         return publisher
@@ -156,7 +155,8 @@ class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any,
                 ' close it, or choose another name'
             )
             raise about(error, stream)
-        session = PublisherSession(self.cluster, stream, name, self.cls._new_core(self.info))
+        core = self.cls._new_core(self.info)
+        session = PublisherSession(self.cluster, stream, name, core, patient=not self.wait)
         sessions.append(session)
         if name:
             self.names[stream, name] = session

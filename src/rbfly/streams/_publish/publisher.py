@@ -84,7 +84,7 @@ class Publisher(FastPublisher, BasePublisher):
         :raises PublisherError: `wait=False` was passed for a publisher with a name, and the broker
             has not declared it.
         """
-        if self._session.undeclared:
+        if self._core.undeclared:
             raise PublisherError(self._session.not_declared)
         return self._core.window.next_id
 
@@ -336,7 +336,7 @@ class Publisher(FastPublisher, BasePublisher):
         """
         until = end_of(timeout)
         session, core = self._session, self._core
-        if session.undeclared and (until == NOW or not await session.wait_declared(until)):
+        if core.undeclared and (until == NOW or not await session.wait_declared(until)):
             raise session.window_timeout(timeout)
         if until == NOW and any(item.remaining for item in (*core.flushed, core.filling)):
             raise session.no_time(queued=True)

@@ -321,7 +321,7 @@ class SendManyCall:
         """Raise ValueError unless the explicit publishing ids of a list or tuple ascend."""
         if not isinstance(messages, list | tuple):
             return
-        if self._session.undeclared:
+        if self._core.undeclared:
             await self._session.wait_declared()
             self._session.check()
         last: int | None = None

@@ -80,6 +80,7 @@ class PublisherSession(Owner):
 
     :param name: name for deduplication, empty for none.
     :param core: the window of unconfirmed messages, and the tasks that wait for it.
+    :param patient: see :class:`.Registration`.
     :ivar state: whether the publisher takes messages.
     :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
         that ends the wait.
@@ -92,13 +93,15 @@ class PublisherSession(Owner):
     role = Role.PUBLISH
     open_until_closed = True
 
-    def __init__(self, cluster: Cluster, stream: str, name: str, core: PublisherCore) -> None:
+    def __init__(
+        self, cluster: Cluster, stream: str, name: str, core: PublisherCore, patient: bool = False
+    ) -> None:
         self.stream = stream
         self.name = name
         self.core = core
         self.state = PublisherState.CONNECTING if name else PublisherState.OPEN
         self.full: bool = False
-        self.registration: Registration = Registration(cluster, self)
+        self.registration: Registration = Registration(cluster, self, patient)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = [core.capacity]
         self.name_check: NameCheck | None = (
@@ -125,11 +128,6 @@ class PublisherSession(Owner):
         """
         self.state = check_transition(self, self.state, state, TRANSITIONS)
         self.core.enter(state is PublisherState.OPEN, error)
-
-    @property
-    def undeclared(self) -> bool:
-        """True if the publisher has a name, and the broker has never declared it."""
-        return self.core.undeclared
 
     # -- the registration
 
@@ -164,7 +162,7 @@ class PublisherSession(Owner):
 
     def on_open(self, connection: Connection, id: int) -> None:
         core = self.core
-        if self.undeclared and self.state not in ENDED:  # its next publishing id is known now
+        if core.undeclared and self.state not in ENDED:  # its next publishing id is known now
             self._enter(PublisherState.OPEN)
         connection.set_publisher(id, core.window)
         core.resume(connection, id)
@@ -228,7 +226,7 @@ class PublisherSession(Owner):
         except StreamConnectionError as ex:  # the client has been disconnected
             set_fields(ex, outcome='not_sent', retriable=False, stream=self.stream)
             raise
-        self._enter(PublisherState.CONNECTING if self.undeclared else PublisherState.OPEN)
+        self._enter(PublisherState.CONNECTING if self.core.undeclared else PublisherState.OPEN)
 
     def name_stream(self, error: E) -> E:
         """Name the stream in an error of publishing, and return the error."""
@@ -294,7 +292,7 @@ class PublisherSession(Owner):
         :param error: why the publisher is not declared.
         """
         self.full = True
-        if self.undeclared:
+        if self.core.undeclared:
             error = PublisherError(self.not_declared) if error is None else copy_error(error)
             return set_fields(error, outcome='not_sent', stream=self.stream)
         limit = self.core.window.max_unconfirmed
@@ -308,7 +306,7 @@ class PublisherSession(Owner):
     def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
         problem = 'the window of unconfirmed messages was full for'
-        if self.undeclared:
+        if self.core.undeclared:
             problem = 'it was not declared within'
         return self.late(f'{problem} {timeout} s; the message was not sent', WindowTimeout)
 

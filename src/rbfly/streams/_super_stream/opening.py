@@ -44,7 +44,6 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
         self.cluster.observers.add(declared)
         try:
             for count, session in enumerate(sessions, 1):
-                session.registration.patient = not self.wait
                 session.registration.ensure_open()
                 if self.wait and count % AT_ONCE == 0 and count < len(sessions):
                     await asyncio.sleep(PACE)
