@@ -49,12 +49,12 @@ $(BIN)/python:
 
 $(VENV)/requirements: pyproject.toml $(BIN)/python
 	@echo 'installing requirements of the build and of $(REQUIRED) into $(VENV)'
-	@$(PIP) install $$($(BIN)/python tools/requirements.py $(REQUIRED))
+	@$(BIN)/python tools/requirements.py $(REQUIRED) | xargs $(PIP) install
 	@touch $@
 
 $(VENV)/linters: $(VENV)/requirements
 	@echo 'installing the linters and type checkers into $(VENV)'
-	@$(PIP) install $$($(BIN)/python tools/requirements.py lint)
+	@$(BIN)/python tools/requirements.py lint | xargs $(PIP) install
 	@touch $@
 
 $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
@@ -86,10 +86,11 @@ nightly:  ## run everything that .ci/nightly lists, for hours
 quick: build  ## run the tests that need no broker
 	@$(PYTEST) -m 'not broker'
 
-lint: $(VENV)/linters  ## run ruff and cython-lint
+lint: $(VENV)/linters  ## run ruff, cython-lint, and zizmor on the workflows
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PATH=$(BIN):$$PATH cython-lint src fuzz
+	@$(BIN)/zizmor --offline --quiet --no-progress .github
 
 types: build $(VENV)/linters  ## run mypy --strict and pyright, and check that all of the package is typed
 	@$(BIN)/mypy

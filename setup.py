@@ -19,7 +19,12 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from Cython.Compiler import Options
+from Cython.Shadow import __version__ as cython_version
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+
+sys.path.append(str(Path(__file__).parent / 'tools'))
+import sbom
 
 
 def switch(name: str) -> bool:
@@ -109,8 +114,23 @@ modules = cythonize(
     annotate=True,
 )
 
+
+class Wheel(bdist_wheel):
+    """Adds the SBOM to the metadata."""
+
+    def egg2dist(self, egginfo_path: str, distinfo_path: str) -> None:
+        super().egg2dist(egginfo_path, distinfo_path)
+        about = self.distribution.metadata
+        parts = (about.name, about.version, about.description, about.license_expression)
+        text = sbom.document(*parts, cython_version)
+        path = Path(distinfo_path, 'sboms', f'{about.name}.cdx.json')
+        path.parent.mkdir()
+        path.write_text(text)
+
+
 setup(
     ext_modules=modules,
+    cmdclass={'bdist_wheel': Wheel},
     options={
         'build': {'build_base': str(BUILD)},
         'build_ext': {'parallel': True},

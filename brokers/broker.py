@@ -14,20 +14,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from .room import Room
+from .sandbox import Sandbox
 from .state import BrokerError, Progress, locked, remove, run_folder
 
 
 class Broker(abc.ABC):
-    """A running broker, either started in a room or external."""
+    """A running broker, either started in a sandbox or external."""
 
     kind: ClassVar[str]
     variable: ClassVar[str]  # environment variable that names an external broker
     versions: ClassVar[Sequence[str]]  # one shared broker each; the first is the default
     version_variable: ClassVar[str | None] = None  # environment variable that selects a version
 
-    def __init__(self, room: Room | None, progress: Progress | None) -> None:
-        self._room = room
+    def __init__(self, sandbox: Sandbox | None, progress: Progress | None) -> None:
+        self._sandbox = sandbox
         self._progress = progress or Progress(quiet=True)
         self._private = False
         self._complete = False  # whether startup finished
@@ -35,7 +35,7 @@ class Broker(abc.ABC):
     @property
     def external(self) -> bool:
         """Whether someone else started the broker; an environment variable names it."""
-        return self._room is None
+        return self._sandbox is None
 
     @abc.abstractmethod
     def variables(self) -> dict[str, str]:
@@ -72,18 +72,18 @@ class Broker(abc.ABC):
 
     def _end(self) -> None:
         """Kill the broker and remove its data."""
-        self._in_room.kill()
-        remove(self._in_room.folder)
+        self._own_sandbox.kill()
+        remove(self._own_sandbox.folder)
 
     @property
-    def _in_room(self) -> Room:
-        if self._room is None:
+    def _own_sandbox(self) -> Sandbox:
+        if self._sandbox is None:
             raise BrokerError(f'{self.variable} names a broker that was not started here')
-        return self._room
+        return self._sandbox
 
     def _details(self) -> dict[str, Any]:
         """What `status` reports about a broker started here."""
-        return {'running': self.alive(), 'logs': str(self._in_room.folder)}
+        return {'running': self.alive(), 'logs': str(self._own_sandbox.folder)}
 
     # --- lookup ---
 
@@ -116,7 +116,7 @@ class Broker(abc.ABC):
     def running(cls, version: str | None = None, progress: Progress | None = None) -> Self | None:
         """The shared broker started here, or None if it is not running."""
         broker = cls.load(run_folder(cls.shared(version)), progress)
-        if broker is None or not broker._complete or not broker._in_room.alive():
+        if broker is None or not broker._complete or not broker._own_sandbox.alive():
             return None
         return broker
 
@@ -133,7 +133,7 @@ class Broker(abc.ABC):
             if broker is None:
                 remove(folder)
                 return False
-            ran = broker._in_room.alive()
+            ran = broker._own_sandbox.alive()
             broker.stop()
             return ran
 
@@ -148,7 +148,9 @@ class Broker(abc.ABC):
         for each in (*others, chosen):
             report: dict[str, Any] = {'version': each, 'running': False}
             if broker := cls.running(each):
-                report = broker._report(report | {'how': broker._in_room.kind} | broker._details())
+                report = broker._report(
+                    report | {'how': broker._own_sandbox.kind} | broker._details()
+                )
             reports.append({'kind': cls.kind, **report})
         return reports
 

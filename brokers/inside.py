@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import install as installation
-from . import room
+from . import sandbox
 from .rabbitmq import RabbitMQ
 from .state import BrokerError, Progress, locked, run_shown
 
@@ -49,7 +49,7 @@ SCRIPT = f"""
 set -e
 root=$1; cwd=$2; count=$3; shift 3
 mount --bind "$root" "$root"  # a mount point, so that commands inside can use unshare
-{room.ROOT_MOUNTS}
+{sandbox.ROOT_MOUNTS}
 mount --bind /dev/shm "$root/dev/shm" 2>/dev/null || true
 while [ "$count" -gt 0 ]; do
     if [ -d "$1" ]; then
@@ -63,6 +63,9 @@ while [ "$count" -gt 0 ]; do
 done
 exec chroot "$root" sh -c 'cd "$1" && shift && exec "$@"' sh "$cwd" "$@"
 """
+
+# `unshare` blocks SIGTERM, and the command, process 1 of its namespace, may survive one.
+KILLED_WITH_PARENT = ('setpriv', '--pdeathsig', 'KILL', '--')
 
 # Arguments: packages. First try the package lists that the root filesystem was created with: they
 # match what is installed, and a mirror's lists may be weeks old, which apt refuses for testing.
@@ -130,7 +133,7 @@ def command_line(
     """The host command that runs a command inside."""
     flat = [path for bind in binds for path in bind]
     return [
-        *room.UNSHARE,
+        *sandbox.UNSHARE,
         'sh',
         '-c',
         SCRIPT,
@@ -139,7 +142,7 @@ def command_line(
         cwd,
         str(len(binds)),
         *flat,
-        *room.env_arguments(env),
+        *sandbox.env_arguments(env),
         *command,
     ]
 
@@ -154,7 +157,7 @@ def run(
 ) -> int:
     """Run a command inside and return its exit code."""
     progress = progress or Progress()
-    if room.engine():
+    if sandbox.engine():
         raise BrokerError(
             'exec needs an installed root filesystem, which is not used while a container engine '
             'is available; set RBFLY_ENGINE=none to use it anyway'
@@ -181,7 +184,8 @@ def run(
         cwd = f'{CHECKOUT}/{below}' if str(below) != '.' else CHECKOUT
     except ValueError:
         cwd = CHECKOUT
-    return subprocess.run(command_line(root, command, env, mounts, cwd)).returncode
+    line = [*KILLED_WITH_PARENT, *command_line(root, command, env, mounts, cwd)]
+    return subprocess.run(line).returncode
 
 
 def is_installed(root: Path, package: str) -> bool:

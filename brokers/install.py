@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .room import UNSHARE
+from .sandbox import UNSHARE
 from .state import BrokerError, Progress, cache_folder, locked, remove, run_shown
 
 # RabbitMQ versions and the Debian releases that package them
@@ -24,7 +24,7 @@ PACKAGES = ('rabbitmq-server', 'openssl', 'ca-certificates')
 RABBITMQ_FOLDER = 'rabbitmq-{}-1'
 
 # programs and the packages that provide them
-TO_ENTER = dict.fromkeys(('nsenter', 'setsid', 'unshare'), 'util-linux')
+TO_ENTER = dict.fromkeys(('nsenter', 'setpriv', 'setsid', 'unshare'), 'util-linux')
 TO_INSTALL = {**TO_ENTER, 'debootstrap': 'debootstrap', 'mount': 'mount'}
 
 # environment variable of commands in a root filesystem: the RabbitMQ version of that filesystem

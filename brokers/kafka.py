@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from . import install, room
+from . import install, sandbox
 from .broker import Broker
 from .probe import kafka_answers, parse_kafka
 from .state import (
@@ -83,12 +83,12 @@ class Kafka(Broker):
         *,
         host: str = HOST,
         controller_port: int = 0,
-        room: room.Room | None = None,
+        sandbox: sandbox.Sandbox | None = None,
         java: str = 'java',
         jars: str = IMAGE_JARS,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(room, progress)
+        super().__init__(sandbox, progress)
         self.host = host
         self.port = port
         self._controller_port = controller_port
@@ -105,7 +105,9 @@ class Kafka(Broker):
 
     def alive(self) -> bool:
         """Whether Kafka is running and answers."""
-        return (self._room is None or self._room.alive()) and kafka_answers(self.host, self.port)
+        return (self._sandbox is None or self._sandbox.alive()) and kafka_answers(
+            self.host, self.port
+        )
 
     @classmethod
     def private(cls, *, progress: Progress | None = None) -> Kafka:
@@ -118,7 +120,7 @@ class Kafka(Broker):
 
     def start(self, *, timeout: float = START_TIMEOUT) -> None:
         """Format the storage, start Kafka and wait until it is ready."""
-        current = self._in_room
+        current = self._own_sandbox
         folder = current.folder
         try:
             (folder / 'srv').mkdir(parents=True)
@@ -157,7 +159,7 @@ class Kafka(Broker):
             'kind': self.kind,
             'complete': self._complete,
             'port': self.port,
-            **self._in_room.save(),
+            **self._own_sandbox.save(),
         }
 
     @classmethod
@@ -174,14 +176,14 @@ class Kafka(Broker):
         state = read_state(folder)
         if state is None:
             return None
-        broker = cls(state['port'], room=room.load(folder, state), progress=progress)
+        broker = cls(state['port'], sandbox=sandbox.load(folder, state), progress=progress)
         broker._complete = bool(state['complete'])
         return broker
 
     @property
     def _base(self) -> str:
         """The `srv` folder as seen by the broker."""
-        current = self._in_room
+        current = self._own_sandbox
         return '/srv' if current.kind == 'container' else str(current.folder / 'srv')
 
     def _main(self) -> list[str]:
@@ -205,13 +207,13 @@ def _make(instance: str, progress: Progress) -> Kafka:
     port, controller_port = free_ports(2)
     folder = run_folder(instance)
     unique = f'{instance}-{secrets.token_hex(4)}'
-    if engine := room.engine():
+    if engine := sandbox.engine():
         progress.say(f'using {engine}, image {IMAGE}')
         return Kafka(
             port,
             controller_port=controller_port,
             progress=progress,
-            room=room.Container(folder, unique, engine, IMAGE),
+            sandbox=sandbox.Container(folder, unique, engine, IMAGE),
         )
     install.ensure_programs({'setsid': 'util-linux'}, progress)
     java = install.java(progress)
@@ -219,7 +221,7 @@ def _make(instance: str, progress: Progress) -> Kafka:
     return Kafka(
         port,
         controller_port=controller_port,
-        room=room.Host(folder, unique),
+        sandbox=sandbox.Host(folder, unique),
         java=java,
         jars=str(jars),
         progress=progress,

@@ -1,8 +1,8 @@
 """
 RabbitMQ on loopback: one node or a cluster, shared or private.
 
-The main process of the room is the instance's own Erlang port mapper. The nodes run beside it and
-can be started, stopped and killed one by one.
+The main process of the sandbox is the instance's own Erlang port mapper. The nodes run beside it
+and can be started, stopped and killed one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from . import install, room
+from . import install, sandbox
 from .broker import Broker
 from .node import CERTIFICATES, HOST, Node, configuration, make_nodes
 from .probe import Address, parse_uri, peer_properties
@@ -59,7 +59,7 @@ class RabbitMQ(Broker):
         self,
         nodes: list[Node],
         *,
-        room: room.Room | None = None,
+        sandbox: sandbox.Sandbox | None = None,
         epmd_port: int = 0,
         plugins: Sequence[str] = (),
         extra: Sequence[str] = (),
@@ -68,7 +68,7 @@ class RabbitMQ(Broker):
         address: Address | None = None,
         uris: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(room, progress)
+        super().__init__(sandbox, progress)
         self.nodes = nodes
         self.plugins = tuple(plugins)
         self._epmd_port = epmd_port
@@ -127,7 +127,7 @@ class RabbitMQ(Broker):
     @property
     def srv(self) -> Path:
         """The folder that the nodes see as /srv."""
-        return self._in_room.folder / 'srv'
+        return self._own_sandbox.folder / 'srv'
 
     def log_file(self, node: int = 0) -> Path:
         """Path of a node's log."""
@@ -142,7 +142,7 @@ class RabbitMQ(Broker):
 
     def tool(self, name: str, *args: str, node: int = 0, timeout: float = 60) -> str:
         """Run one of RabbitMQ's tools (rabbitmqctl, rabbitmq-streams, ...) against a node."""
-        return self._in_room.run(
+        return self._own_sandbox.run(
             [self._program(name), '--node', self.nodes[node].name, *args],
             self._node_environment(self.nodes[node]),
             user=USER,
@@ -151,9 +151,9 @@ class RabbitMQ(Broker):
 
     def alive(self, node: int | None = None) -> bool:
         """Whether a node, or every node, is running."""
-        if self._room is None:
+        if self._sandbox is None:
             return self._answers(self.nodes[0])
-        if not self._room.alive():
+        if not self._sandbox.alive():
             return False
         nodes = self.nodes if node is None else [self.nodes[node]]
         return all(self._started(n) and not self._ended(n) for n in nodes)
@@ -214,7 +214,7 @@ class RabbitMQ(Broker):
 
     def stop(self, *, orderly: bool = True, timeout: float = 30) -> None:
         """Stop all nodes and remove the data."""
-        current = self._in_room
+        current = self._own_sandbox
         if orderly and current.alive():
             running = [n for n in self.nodes if self.alive(n.index)]
             with self._progress.step(f'stopping {len(running)} node(s)'):
@@ -273,7 +273,7 @@ class RabbitMQ(Broker):
         folder = run_folder(name)
         with locked('joined'):
             broker = cls.load(folder)
-            if broker is None or not broker._complete or not broker._in_room.hold():
+            if broker is None or not broker._complete or not broker._own_sandbox.hold():
                 remove(folder)
                 quiet = Progress(quiet=True)
                 broker = _make(name, cls.chosen(), 1, None, None, None, (), (), quiet)
@@ -283,21 +283,21 @@ class RabbitMQ(Broker):
             yield broker
         finally:
             with locked('joined'):
-                if broker._in_room.held_by_others():
-                    broker._in_room.release()
+                if broker._own_sandbox.held_by_others():
+                    broker._own_sandbox.release()
                 else:
                     broker.stop(orderly=False)
 
     @classmethod
     def obstacle(cls) -> str | None:
         """The reason why no RabbitMQ can run here, or None if one can."""
-        if cls.named() or cls.running() or room.engine():
+        if cls.named() or cls.running() or sandbox.engine():
             return None
         return install.obstacle(cls.chosen())
 
     def start(self, *, timeout: float = START_TIMEOUT) -> None:
         """Start all nodes; in a cluster, the first one before the others, which join it."""
-        current = self._in_room
+        current = self._own_sandbox
         try:
             self._write_files()
             write_state(current.folder, self.save())  # findable even if this is interrupted
@@ -335,7 +335,7 @@ class RabbitMQ(Broker):
             'extra': self._extra,
             'cookie': self._cookie,
             'nodes': [dataclasses.asdict(node) for node in self.nodes],
-            **self._in_room.save(),
+            **self._own_sandbox.save(),
         }
 
     @classmethod
@@ -358,7 +358,7 @@ class RabbitMQ(Broker):
             return None
         broker = cls(
             [Node(**node) for node in state['nodes']],
-            room=room.load(folder, state),
+            sandbox=sandbox.load(folder, state),
             epmd_port=state['epmd_port'],
             plugins=state['plugins'],
             extra=state['extra'],
@@ -380,9 +380,9 @@ class RabbitMQ(Broker):
     @property
     def _home(self) -> str | None:
         """RabbitMQ's folder, or None in a container, whose image sets it."""
-        if not isinstance(self._in_room, room.Root):
+        if not isinstance(self._own_sandbox, sandbox.Root):
             return None
-        root = self._in_room.root
+        root = self._own_sandbox.root
         home = next(root.glob('usr/lib/rabbitmq/lib/rabbitmq_server-*'))
         return f'/{home.relative_to(root)}'
 
@@ -419,7 +419,7 @@ class RabbitMQ(Broker):
         }
 
     def _write_files(self) -> None:
-        folder = self._in_room.folder
+        folder = self._own_sandbox.folder
         folder.mkdir(parents=True)
         folder.chmod(0o755)
         for name in ('tls', *(node.folder for node in self.nodes)):
@@ -445,7 +445,7 @@ class RabbitMQ(Broker):
         log = self.log_file(node.index)
         self._log_offsets[node.index] = log.stat().st_size if log.exists() else 0
         (self.srv / node.folder / 'node.exit').unlink(missing_ok=True)
-        self._in_room.spawn(
+        self._own_sandbox.spawn(
             [self._program('rabbitmq-server')],
             self._node_environment(node),
             user=USER,
@@ -458,7 +458,7 @@ class RabbitMQ(Broker):
         while waiting:
             waiting = [n for n in waiting if not self._is_ready(n)]
             for node in waiting:
-                if self._ended(node) or not self._in_room.alive():
+                if self._ended(node) or not self._own_sandbox.alive():
                     raise BrokerError(f'{node.name} exited during startup:\n{self._tail(node)}')
                 if time.monotonic() > deadline:
                     raise BrokerError(
@@ -500,7 +500,7 @@ class RabbitMQ(Broker):
                 continue
             if text:
                 return '\n'.join(text[-lines:])
-        return self._in_room.log()
+        return self._own_sandbox.log()
 
     def _await_end(self, node: Node, timeout: float) -> None:
         if not wait_until(lambda: self._ended(node), timeout):
@@ -516,11 +516,11 @@ class RabbitMQ(Broker):
 
     def _with_pid(self, node: int, command: str) -> str:
         pid = f'/srv/{self.nodes[node].folder}/pid'
-        return self._in_room.run(['sh', '-c', f'pid=$(cat {pid}) && {command}'])
+        return self._own_sandbox.run(['sh', '-c', f'pid=$(cat {pid}) && {command}'])
 
     def _shut_down(self, nodes: Sequence[Node], timeout: float) -> None:
         """Ask all nodes at once to stop and wait up to `timeout` seconds."""
-        current = self._in_room
+        current = self._own_sandbox
         program, env = self._program('rabbitmqctl'), current.environment(self._environment())
         stopping = [
             subprocess.Popen(
@@ -555,17 +555,17 @@ def _make(
     members = make_nodes(nodes, ports, advertised_ports, advertised_hosts, advertised_tls_ports)
     folder = run_folder(instance)
     unique = f'{instance}-{secrets.token_hex(4)}'
-    engine = room.engine()
-    place: room.Room
+    engine = sandbox.engine()
+    place: sandbox.Sandbox
     if engine:
         image = IMAGE.format(version)
         progress.say(f'using {engine}, image {image}')
-        place = room.Container(folder, unique, engine, image, f'{USER}:{USER}')
+        place = sandbox.Container(folder, unique, engine, image, f'{USER}:{USER}')
     else:
-        place = room.Root(folder, unique, install.rabbitmq_root(version, progress))
+        place = sandbox.Root(folder, unique, install.rabbitmq_root(version, progress))
     return RabbitMQ(
         members,
-        room=place,
+        sandbox=place,
         epmd_port=epmd_port,
         plugins=plugins,
         extra=config,

@@ -14,7 +14,7 @@ DOC = Path(__file__).resolve().parent
 sys.path.append(str(DOC.parent))  # of the benchmark and the proofs, which write pages
 
 project = 'RbFly'
-author = 'the RbFly developers'
+author = 'RbFly contributors'
 project_copyright = author
 version = release = __version__
 extensions = ['sphinx.ext.autodoc']

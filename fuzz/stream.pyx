@@ -25,7 +25,7 @@ from rbfly.protocol._decoder import POLICIES, Decoder
 from rbfly.protocol._engine import Engine
 from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
-from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import FastSubscription
 from rbfly.streams.error import ChunkError, CompressionError, FrameError
 from rbfly.streams.types import MessageFilter
 
@@ -64,10 +64,10 @@ class Cursor(MessageCursor):
         pass
 
     def advance(self, kind=KINDS['body'], limit=NO_LIMIT):
-        return SubscriptionBase(self, self)._advance(self, kind, limit)
+        return FastSubscription(self, self)._advance(self, kind, limit)
 
     def take(self, kind=KINDS['body']):
-        return SubscriptionBase(self, self)._take(self, kind)
+        return FastSubscription(self, self)._take(self, kind)
 
 
 cdef list drain(object cursor, Py_ssize_t limit):

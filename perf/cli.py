@@ -228,8 +228,8 @@ def do_demo(args: argparse.Namespace) -> int:
 
     The broker is the one that RBFLY_URI names, or an in-memory broker in a thread of this process.
     """
-    if lanes.version('rbfly') is None:
-        raise CommandError(f'rbfly is not installed; {lanes.INSTALL}')
+    if lanes.version(lanes.DISTRIBUTION) is None:
+        raise CommandError(f'{lanes.DISTRIBUTION} is not installed; {lanes.INSTALL}')
     from rbfly.error import RbFlyError
     from rbfly.testing import StreamBroker
 

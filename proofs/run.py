@@ -141,7 +141,9 @@ class Run:
 
     def report(self, broker: dict[str, str]) -> dict[str, Any]:
         """The contents of the result file."""
-        libraries = {name: version(name) for name in ('rbfly', 'uvloop')}
+        from rbfly import __version__
+
+        libraries = {'rbfly': __version__, 'uvloop': version('uvloop')}
         return {
             'type': 'proof',
             'format': 1,

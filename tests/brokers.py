@@ -2,7 +2,7 @@
 
 RBFLY_URI names a broker. Otherwise tests use the shared broker of `python -m brokers up`, if it is
 running, or start a broker for this run. RBFLY_RABBITMQ names the version of both (4.0 by default).
-Without RabbitMQ, see `without.py`.
+Without RabbitMQ, see `requirements.py`.
 
 Tests run in parallel, so they change only what they have created. A test that stops a node or sets
 an alarm uses `private_broker`.
@@ -24,7 +24,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from brokers import BrokerError, RabbitMQ
-from tests.without import in_memory
+from tests.requirements import in_memory
 
 CONNECT_TIMEOUT = 20.0
 # Commands of rabbitmqctl that affect more than a user, a virtual host or a stream.

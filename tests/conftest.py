@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import math
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.sizes import sized
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-pytest_plugins = ['tests.seed', 'tests.without', 'tests.brokers']
+pytest_plugins = ['tests.seed', 'tests.requirements', 'tests.brokers']
 
 # Files that take a minute start first, so that no worker runs one alone at the end.
 LONGEST = (
@@ -64,12 +65,11 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, LoopFactory]:
     if item.get_closest_marker('own_clock'):
         return {'own clock': ClockLoop}
-    import uvloop  # of the group `test`
+    factories: dict[str, LoopFactory] = {'asyncio': asyncio.new_event_loop}
+    if sys.platform != 'win32':  # uvloop is for POSIX
+        import uvloop
 
-    factories: dict[str, LoopFactory] = {
-        'uvloop': uvloop.new_event_loop,
-        'asyncio': asyncio.new_event_loop,
-    }
+        factories = {'uvloop': uvloop.new_event_loop, **factories}
     name = config.getoption('--loop')
     if name == 'both' or item.get_closest_marker('both_loops'):
         return factories

@@ -8,7 +8,7 @@ from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._cursor import KINDS, MessageCursor
 from rbfly.protocol._decoder import Decoder
-from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import FastSubscription
 from rbfly.streams.types import MessageFilter
 
 NO_LIMIT = 2**31 - 1
@@ -37,10 +37,10 @@ class Cursor(MessageCursor):
         self.consumed.append(chunk.offset)
 
     def advance(self, kind: int = KINDS['body'], limit: int = NO_LIMIT) -> bool:
-        return SubscriptionBase(self, self)._advance(self, kind, limit)
+        return FastSubscription(self, self)._advance(self, kind, limit)
 
     def take(self, kind: int = KINDS['body']) -> Any:
-        return SubscriptionBase(self, self)._take(self, kind)
+        return FastSubscription(self, self)._take(self, kind)
 
     def push(self, data: bytes) -> None:
         self.queue.push(Chunk.parse(data))
@@ -48,16 +48,16 @@ class Cursor(MessageCursor):
     def on_replaced(self) -> None:
         raise AssertionError
 
-    def __aiter__(self) -> SubscriptionBase:
-        return SubscriptionBase(self, self)
+    def __aiter__(self) -> FastSubscription:
+        return FastSubscription(self, self)
 
     def __anext__(self) -> Coroutine[Any, Any, Any]:
-        return anext(SubscriptionBase(self, self))
+        return anext(FastSubscription(self, self))
 
     def on_end(self) -> None:
         raise AssertionError
 
-    async def wait(self, kind: int, limit: int, subscription: SubscriptionBase) -> Any:
+    async def wait(self, kind: int, limit: int, subscription: FastSubscription) -> Any:
         if not subscription._advance(self, kind, limit):
             raise StopAsyncIteration
         return subscription._take(self, kind)

@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 
 from packaging.requirements import Requirement
 
-from tests.examples import installed
+from tests.examples import DISTRIBUTION, installed
 
 
 def python_for(name: str) -> str:
     """Return the interpreter for a program, such as `README.md:0`."""
-    packages = [re.sub(r'^\.', 'rbfly', item) for item in installed(name)]
-    return f'{_environment(frozenset(["rbfly", *packages])).name}/bin/python'
+    packages = [re.sub(r'^\.', DISTRIBUTION, item) for item in installed(name)]
+    return f'{_environment(frozenset([DISTRIBUTION, *packages])).name}/bin/python'
 
 
 @cache

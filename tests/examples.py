@@ -4,9 +4,12 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+DISTRIBUTION: str = PROJECT['name']
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'doc').glob('*.rst'))]
 MAIN = 'async def main(client: rbs.StreamsClient) -> None:'
 RUNNER = 'from example import main'  # the program that runs those with `main(client)`

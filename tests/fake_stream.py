@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol.commands import Subscribe
 from rbfly.protocol.fields import offset_spec
-from tests import fake as wire
-from tests.fake import FakeConnection as Peer
-from tests.fake import Frame, Handler
+from tests import fake_broker as wire
+from tests.fake_broker import FakeConnection as Peer
+from tests.fake_broker import Frame, Handler
 
 FIRST, LAST, NEXT, OFFSET, TIMESTAMP = range(1, 6)
 

@@ -1,6 +1,6 @@
 """Frames and chunks written with `struct`, as a reference for the package.
 
-This module and `tests.entries` implement the protocol on their own, without the package.
+This module and `tests.entry_reader` implement the protocol on their own, without the package.
 """
 
 import gzip
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.entries import read_entries
+from tests.entry_reader import read_entries
 
 SESSIONS = Path(__file__).resolve().parent / 'data' / 'sessions'
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 import brokers
-from brokers import cli, inside, install, kafka, node, probe, rabbitmq, room, state
+from brokers import cli, inside, install, kafka, node, probe, rabbitmq, sandbox, state
 from perf import cli as perf
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -100,11 +100,11 @@ def test_invalid_state_is_ignored(tmp_path: Path, text: str) -> None:
 
 
 def test_save_and_load_rabbitmq(tmp_path: Path) -> None:
-    """Loading restores the saved nodes, room and options."""
+    """Loading restores the saved nodes, sandbox and options."""
     nodes = node.make_nodes(2, range(20_000, 20_010), advertised_ports=[None, 5])
     made = rabbitmq.RabbitMQ(
         nodes,
-        room=room.Root(tmp_path, 'x', Path('/root-fs'), (12, 34)),
+        sandbox=sandbox.Root(tmp_path, 'x', Path('/root-fs'), (12, 34)),
         epmd_port=7,
         plugins=['rabbitmq_mqtt'],
         extra=['heartbeat = 3'],
@@ -119,8 +119,8 @@ def test_save_and_load_rabbitmq(tmp_path: Path) -> None:
 
 
 def test_save_and_load_kafka(tmp_path: Path) -> None:
-    """Loading restores the saved port and room."""
-    made = kafka.Kafka(1234, room=room.Container(tmp_path, 'x', 'podman', kafka.IMAGE))
+    """Loading restores the saved port and sandbox."""
+    made = kafka.Kafka(1234, sandbox=sandbox.Container(tmp_path, 'x', 'podman', kafka.IMAGE))
     state.write_state(tmp_path, made.save())
     found = kafka.Kafka.load(tmp_path)
     assert found is not None
@@ -385,7 +385,7 @@ def test_one_advertised_port_for_each_node() -> None:
 def test_variables(tmp_path: Path) -> None:
     """The addresses are available as shell variables."""
     nodes = node.make_nodes(2, range(20_000, 20_010))
-    broker = rabbitmq.RabbitMQ(nodes, room=room.Root(tmp_path, 'x', Path('/r')))
+    broker = rabbitmq.RabbitMQ(nodes, sandbox=sandbox.Root(tmp_path, 'x', Path('/r')))
     assert broker.variables() == {
         'RBFLY_URI': 'rabbitmq-stream://guest:guest@127.0.0.1:20000/',
         'RBFLY_TLS_URI': 'rabbitmq-stream+tls://guest:guest@localhost:20001/',
@@ -405,24 +405,24 @@ def test_kafka_properties() -> None:
 
 
 def test_root_commands(tmp_path: Path) -> None:
-    """In a root filesystem, arguments stay separate words; commands enter the room's namespaces."""
+    """In a root filesystem, arguments stay separate words; commands enter its namespaces."""
     started = state.start_time(os.getpid())
     assert started is not None
-    living = room.Root(tmp_path, 'x', Path('/r'), (os.getpid(), started))
+    living = sandbox.Root(tmp_path, 'x', Path('/r'), (os.getpid(), started))
     command = living.command(['ctl', 'a b', "$'"], {'A': '1 2'}, user='u')
     assert command[:2] == ['nsenter', f'--target={os.getpid()}']
     assert command[command.index('--') + 1 :][:2] == ['chroot', '/r']
     assert '--reuid=u' in command
     assert command[-6:] == ['env', '-i', 'A=1 2', 'ctl', 'a b', "$'"]
 
-    dead = room.Root(tmp_path, 'x', Path('/r'), (os.getpid(), started + 1))
+    dead = sandbox.Root(tmp_path, 'x', Path('/r'), (os.getpid(), started + 1))
     with pytest.raises(brokers.BrokerError, match='is not running'):
         dead.command(['ctl'], {})
 
 
 def test_container_commands(tmp_path: Path) -> None:
     """A container uses the host's network and its own PATH, and is removed when it exits."""
-    box = room.Container(tmp_path, 'x', 'podman', 'image:1', 'u:u')
+    box = sandbox.Container(tmp_path, 'x', 'podman', 'image:1', 'u:u')
     run = box.main_command(['epmd'], {'PATH': '/p', 'A': 'b'}, private=True)
     assert run[:3] == ['podman', 'run', '--rm']
     assert '--network host --user 0' in ' '.join(run)
@@ -465,17 +465,17 @@ def test_engine_must_answer(
     monkeypatch.setenv('PATH', f'{tmp_path}:/nowhere')
     if expected == 'error':
         with pytest.raises(brokers.BrokerError, match='container engine does not answer'):
-            room.engine({'RBFLY_ENGINE': wanted})
+            sandbox.engine({'RBFLY_ENGINE': wanted})
     else:
-        assert room.engine({'RBFLY_ENGINE': wanted}) == expected
+        assert sandbox.engine({'RBFLY_ENGINE': wanted}) == expected
 
 
 @pytest.mark.parametrize('private', [True, False])
-def test_private_room_ends_with_its_owner(tmp_path: Path, private: bool) -> None:
-    """Closing the pipe ends a private room and removes its folder, but not a shared room."""
+def test_private_sandbox_ends_with_its_owner(tmp_path: Path, private: bool) -> None:
+    """Closing the pipe ends a private sandbox and removes its folder, but not a shared sandbox."""
     folder = tmp_path / 'run'
     folder.mkdir()
-    host = room.Host(folder, f'test-{tmp_path.name}-{private}')
+    host = sandbox.Host(folder, f'test-{tmp_path.name}-{private}')
     host.start(['sleep', '60'], {}, private=private)
     assert host.alive()
     assert state.processes_of(host.instance)
@@ -486,20 +486,20 @@ def test_private_room_ends_with_its_owner(tmp_path: Path, private: bool) -> None
         state.write_state(folder, host.save())
         saved = state.read_state(folder)
         assert saved is not None
-        again = room.load(folder, saved)
+        again = sandbox.load(folder, saved)
         assert again.alive()
         again.kill()
     assert state.wait_until(lambda: not host.alive(), 10)
     assert state.wait_until(lambda: not state.processes_of(host.instance), 10)
 
 
-def test_private_room_ends_with_its_last_holder(tmp_path: Path) -> None:
-    """A second holder keeps the room alive; `hold` reports a room that has ended."""
+def test_private_sandbox_ends_with_its_last_holder(tmp_path: Path) -> None:
+    """A second holder keeps the sandbox alive; `hold` reports a sandbox that has ended."""
     folder = tmp_path / 'run'
     folder.mkdir()
-    first = room.Host(folder, f'test-{tmp_path.name}')
+    first = sandbox.Host(folder, f'test-{tmp_path.name}')
     first.start(['sleep', '60'], {}, private=True)
-    second = room.load(folder, {**first.save(), 'main': None})
+    second = sandbox.load(folder, {**first.save(), 'main': None})
     assert second.hold()
     assert first.held_by_others()
     first.release()
@@ -510,11 +510,11 @@ def test_private_room_ends_with_its_last_holder(tmp_path: Path) -> None:
     assert not second.hold()
 
 
-def test_failed_start_of_a_room_shows_its_output(
+def test_failed_start_of_a_sandbox_shows_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error contains the output of the failed main process, without waiting for a timeout."""
-    host = room.Host(tmp_path, f'test-{tmp_path.name}')
+    host = sandbox.Host(tmp_path, f'test-{tmp_path.name}')
     command = ['sh', '-c', 'echo broken on purpose; exit 3']
     monkeypatch.setattr(host, 'main_command', lambda argv, env, private: command)
     begin = time.monotonic()
@@ -606,7 +606,7 @@ def test_each_version_has_its_root(
 @pytest.mark.parametrize('version', ['4.0', '4.3'])
 def test_image_has_the_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """With a container engine, the image has the selected version."""
-    monkeypatch.setattr(room, 'engine', lambda: 'podman')
+    monkeypatch.setattr(sandbox, 'engine', lambda: 'podman')
     assert rabbitmq.RabbitMQ.private(version=version).save()['image'] == f'rabbitmq:{version}'
 
 
@@ -640,7 +640,8 @@ def test_versions_side_by_side(
         (folder / 'srv').mkdir(parents=True)
         main = (os.getpid(), started or 0)
         made = rabbitmq.RabbitMQ(
-            node.make_nodes(1, range(port, port + 5)), room=room.Root(folder, 'x', tmp_path, main)
+            node.make_nodes(1, range(port, port + 5)),
+            sandbox=sandbox.Root(folder, 'x', tmp_path, main),
         )
         made._complete = True
         state.write_state(folder, made.save())
@@ -718,6 +719,27 @@ def test_inside_environment() -> None:
     assert env['HOME'] == '/root'
     assert '/mine' not in env['PATH']
     assert not {'RBFLY_CACHE', 'VIRTUAL_ENV'} & set(env)
+
+
+EXEC = """
+from pathlib import Path
+from brokers import inside, install
+install.rabbitmq_root = lambda *_: Path('/')
+inside.SCRIPT = 'shift 3; exec "$@"'  # works without root
+inside.sandbox.UNSHARE = ()
+inside.default_binds = lambda *_: []
+inside.run(['sh', '-c', 'trap "" TERM; echo started; exec sleep 600'])
+"""
+
+
+def test_command_inside_ends_with_brokers_exec() -> None:
+    """A command that ignores SIGTERM ends with `brokers exec`."""
+    command = [sys.executable, '-c', EXEC]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == 'started\n'
+        process.terminate()
+        assert process.communicate(timeout=20)[0] == ''  # no process has the pipe open
 
 
 @pytest.mark.parametrize(

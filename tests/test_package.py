@@ -3,7 +3,7 @@
 The extension modules are built without optimization, which is faster.
 """
 
-import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -13,10 +13,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 import rbfly
+from tests.examples import DISTRIBUTION, PROJECT, ROOT, examples
+from tools import sbom
 
-ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / 'src'
 NOT_IMPORTED = ('_engine', '_iteration', '_record', '_routing', '_core')  # by other extensions
 EXTENSIONS = [str(path.relative_to(SOURCES).with_suffix('')) for path in SOURCES.rglob('*.pyx')]
@@ -95,6 +98,7 @@ def test_sdist_contains_the_sources(sdist: Path) -> None:
         assert f'src/{name}.pxd' in names or name.endswith(NOT_IMPORTED)
     for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'src/rbfly/_wire.pxd'):
         assert name in names
+    assert 'tools/sbom.py' in names
     assert not [name for name in names if name.endswith(('.c', '.so', '.o'))]
 
 
@@ -116,8 +120,21 @@ def test_wheel_contains_modules_and_stubs(wheel: Path) -> None:
     tests = [name for name in names if 'test' in name.lower()]
     assert all(name.startswith('rbfly/testing/') for name in tests)
     assert 'License-Expression: Apache-2.0' in text
+    assert 'Author: RbFly contributors' in text
     needed = [line for line in text.splitlines() if line.startswith('Requires-Dist:')]
     assert all('extra ==' in line for line in needed)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_wheel_contains_a_valid_sbom(wheel: Path) -> None:
+    found = sbom.documents(wheel)
+    ((name, text),) = found.items()
+    assert name.endswith(f'.dist-info/sboms/{DISTRIBUTION}.cdx.json')
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    component = json.loads(text)['metadata']['component']
+    assert (component['name'], component['version']) == (DISTRIBUTION, rbfly.__version__)
+    assert component['licenses'] == [{'license': {'id': PROJECT['license']}}]
 
 
 @pytest.mark.nightly
@@ -130,6 +147,9 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     run(sys.executable, '-m', 'pip', '--python', python, 'install', *options, wheel, cwd=tmp_path)
     printed = run(python, '-I', '-X', 'dev', '-W', 'error', '-c', PROGRAM, cwd=tmp_path)
     assert Path(printed.strip()).is_relative_to(environment)
+    readme = dict(examples())['README.md:0']
+    printed = run(python, '-I', '-X', 'dev', '-W', 'error', '-c', readme, cwd=tmp_path)
+    assert printed.splitlines()[-1] == "99 {'id': 100}"
 
 
 def test_import_loads_few_modules_beyond_asyncio() -> None:
@@ -199,10 +219,6 @@ interpreters.run_string(interpreters.create(), {inner!r})
 """
     run(sys.executable, '-I', '-c', program, cwd=tmp_path)
     assert answer.read_text() == 'refused'
-
-
-def test_package_and_distribution_have_the_same_version() -> None:
-    assert rbfly.__version__ == importlib.metadata.version('rbfly')
 
 
 def test_connects_without_distribution_metadata(tmp_path: Path) -> None:

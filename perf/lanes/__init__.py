@@ -11,10 +11,11 @@ from fnmatch import fnmatchcase
 
 from .. import CommandError, programs
 from .kinds import KINDS, ROUNDS, SCENARIOS
-from .libraries import LIBRARIES, REFERENCES, USES
+from .libraries import DISTRIBUTION, LIBRARIES, REFERENCES, USES
 from .model import Kind, Lane, Library, Scenario, Stored
 
 __all__ = [
+    'DISTRIBUTION',
     'INSTALL',
     'KINDS',
     'LANES',
@@ -37,7 +38,7 @@ __all__ = [
 
 LANES = {lane.name: lane for lane in (Lane(use, KINDS[kind]) for use in USES for kind in use.kinds)}
 
-# How to install what is missing; the package index has a different project named rbfly.
+# How to install what is missing.
 INSTALL = "pip install '.[uvloop]' in the checkout"
 PEERS = 'pip install --group perf in the checkout'
 
@@ -81,19 +82,16 @@ def missing(lane: Lane) -> str:
     absent = [name for name in lane.needs if version(name) is None]
     if not absent:
         return ''
-    how = INSTALL if 'rbfly' in absent else PEERS
+    how = INSTALL if DISTRIBUTION in absent else PEERS
     return f'{", ".join(absent)} not installed; {how}'
 
 
 def version(name: str) -> str | None:
-    """Version of an installed distribution; for rbfly, of this project and not of its namesake."""
+    """Version of an installed distribution."""
     try:
-        release = importlib.metadata.version(name)
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    if name == 'rbfly' and release.split('.')[0] == '0':
-        return None
-    return release
 
 
 def versions(lanes: Iterable[Lane]) -> dict[str, str]:

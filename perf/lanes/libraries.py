@@ -5,15 +5,17 @@ from typing import Any
 from .kinds import names
 from .model import BUSY_POLL, Library, Use
 
+DISTRIBUTION = 'rbfly-streams'  # of this project
+
 # In the order of the report; floors and lanes that poll come last.
 LIBRARIES = {
     library.name: library
     for library in (
-        Library('rbfly', 'RbFly', ('rbfly',)),
-        Library('rbfly-amqp', 'RbFly (AMQP)', ('rbfly',)),
-        Library('rbfly-raw', 'RbFly (raw bytes)', ('rbfly',)),
-        Library('rbfly-batches', 'RbFly (batches)', ('rbfly',)),
-        Library('rbfly-messages', 'RbFly (messages)', ('rbfly',)),
+        Library('rbfly', 'RbFly', (DISTRIBUTION,)),
+        Library('rbfly-amqp', 'RbFly (AMQP)', (DISTRIBUTION,)),
+        Library('rbfly-raw', 'RbFly (raw bytes)', (DISTRIBUTION,)),
+        Library('rbfly-batches', 'RbFly (batches)', (DISTRIBUTION,)),
+        Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
         Library('rstream', 'rstream', ('rstream',)),
         Library('proton', 'Qpid Proton', ('python-qpid-proton',)),
         Library('aiokafka', 'aiokafka (Kafka)', ('aiokafka', 'msgpack')),
@@ -24,7 +26,7 @@ LIBRARIES = {
         Library('msgspec', 'msgspec (MessagePack)', ('msgspec',)),
         Library('bare-uvloop', 'asyncio protocol (floor)', is_floor=True),
         Library('raw-socket', 'blocking socket (floor)', is_floor=True),
-        Library('rbfly-polling', 'RbFly (busy polling)', ('rbfly',)),
+        Library('rbfly-polling', 'RbFly (busy polling)', (DISTRIBUTION,)),
         Library('bare-uvloop-polling', 'polling asyncio protocol (floor)', is_floor=True),
         Library('raw-socket-polling', 'polling socket (floor)', is_floor=True),
     )

@@ -16,10 +16,10 @@ from rbfly.protocol import message_frames
 from rbfly.streams._publish import publisher as publisher_module
 from rbfly.streams.error import ConfirmTimeout, PublisherError
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import SILENT, FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import SILENT, FakeBroker, Frame, Step
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, connection_of, session_of, window_of
 

@@ -10,10 +10,10 @@ import rbfly.streams as rbs
 from rbfly.net.observer import Role
 from rbfly.protocol import commands
 from rbfly.streams.error import ConfirmTimeout, PublishError, StreamConnectionError
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import SILENT, FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import SILENT, FakeBroker, Frame, Step
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, pool_of
 

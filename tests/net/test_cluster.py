@@ -13,10 +13,10 @@ from rbfly.net.observer import Life, Observer, Role, State
 from rbfly.net.pool import Pool
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams.error import ConnectTimeout, StreamConnectionError, VirtualHostError
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import SILENT, FakeBroker, Frame, Step, refuse
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import SILENT, FakeBroker, Frame, Step, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import cluster_of, locator_of
 from tests.net.test_closing import Held
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.inside import cluster_of, connection_of
 from tests.registrations import FakeRegistration
 

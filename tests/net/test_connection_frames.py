@@ -8,9 +8,9 @@ import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.protocol._chunk import ChunkQueue
 from rbfly.protocol.commands import ConsumerUpdate, Request, Subscribe
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 
 
 async def test_consumer_update_is_answered_with_the_start_of_the_subscription() -> None:

@@ -13,9 +13,9 @@ from rbfly.net.handshake import connect
 from rbfly.net.uri import Address, AuthMechanism, parse_uri
 from rbfly.protocol._engine import Counters
 from rbfly.protocol.commands import Metadata, NodeAddress, StreamMetadata
-from tests import fake as wire
-from tests.fake import CLOSING, GARBAGE, FakeBroker, Frame, Handler, Step, refuse
-from tests.fake import FakeConnection as Peer
+from tests import fake_broker as wire
+from tests.fake_broker import CLOSING, GARBAGE, FakeBroker, Frame, Handler, Step, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import cluster_of, dialer_of
 
 SECRET = 's3cr3t'

@@ -10,9 +10,9 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net import retry
 from rbfly.streams.error import StreamConnectionError
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Step
+from tests.fake_broker import FakeBroker, Step
 from tests.fake_stream import FakeStream
 from tests.inside import connection_of
 from tests.net.test_closing import HANG, Held

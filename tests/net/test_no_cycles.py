@@ -13,9 +13,9 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 from rbfly.net import retry
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import (
+from tests.fake_broker import (
     CLOSING,
     GARBAGE,
     SILENT,

@@ -9,9 +9,9 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net.observer import Life, Observer, Observers, Role, State
 from rbfly.net.uri import Address
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import SILENT, FakeBroker, Step
+from tests.fake_broker import SILENT, FakeBroker, Step
 from tests.inside import cluster_of
 
 HANG = 30.0

@@ -35,9 +35,9 @@ from rbfly.protocol import commands, message_frames
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams._consume import waiter as reading
 from tests.clock import ClockLoop
-from tests.fake import chunk, deliver
+from tests.fake_broker import chunk, deliver
 from tests.inside import cluster_of, pool_of, session_of
-from tests.raw import decode
+from tests.raw_client import decode_frame
 from tests.sizes import sized
 from tests.stream_wire import feed, split_frames
 
@@ -85,7 +85,7 @@ class Peer(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         for key, version, body in split_frames(data):
-            found = decode(key, version, body)
+            found = decode_frame(key, version, body)
             assert not isinstance(found, commands.Response)
             command = found.command if isinstance(found, commands.Request) else found
             self.check(command)

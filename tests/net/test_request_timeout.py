@@ -10,10 +10,10 @@ from rbfly.net.connection import Connection
 from rbfly.net.requests import Requests
 from rbfly.protocol import commands
 from rbfly.streams.error import ArgumentError, FrameError, RequestTimeout, StreamConnectionError
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import SILENT, FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import SILENT, FakeBroker, Frame, Step
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import connection_of, session_of
 from tests.streams.publish.test_publish_recovery import default, once

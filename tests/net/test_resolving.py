@@ -20,9 +20,18 @@ from rbfly.net.dialer import Dialer
 from rbfly.net.resolving import KEPT, Recent, Resolver
 from rbfly.protocol.commands import NodeAddress, StreamMetadata
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import CLOSING, GARBAGE, RESETTING, SILENT, FakeBroker, FakeConnection, Frame, Step
+from tests.fake_broker import (
+    CLOSING,
+    GARBAGE,
+    RESETTING,
+    SILENT,
+    FakeBroker,
+    FakeConnection,
+    Frame,
+    Step,
+)
 from tests.inside import dialer_of
 
 own_clock = pytest.mark.own_clock

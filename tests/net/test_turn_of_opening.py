@@ -11,9 +11,9 @@ from rbfly.net.observer import Role, State
 from rbfly.net.retry import Backoff
 from rbfly.protocol import commands
 from rbfly.streams.error import MessageTimeout, StreamConnectionError
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, FakeConnection, Frame, Step, frame, string
+from tests.fake_broker import FakeBroker, FakeConnection, Frame, Step, frame, string
 from tests.fake_stream import FakeStream
 from tests.inside import pool_of, session_of
 from tests.stream_wire import feed

@@ -26,7 +26,7 @@ from rbfly.protocol.compression import Compression, compressor
 from rbfly.protocol.fields import Reader
 from tests import stream_wire as wire
 from tests.protocol.test_publish_window import add, take_all
-from tests.raw import decode
+from tests.raw_client import decode_frame
 
 
 def split_entries(data: bytes) -> list[bytes]:
@@ -121,7 +121,7 @@ def test_published_entries_become_a_chunk(compression: str, size: int) -> None:
     messages = [b'message %d' % i for i in range(8)]
     add(window, *messages)
     (data,) = take_all(window)
-    frame = decode(2, 1, data[8:])
+    frame = decode_frame(2, 1, data[8:])
     assert isinstance(frame, message_frames.Publish)
     assert frame.publisher_id == 3
     assert [entry.publishing_id for entry in frame.entries] == list(
@@ -136,7 +136,7 @@ def test_published_entries_become_a_chunk(compression: str, size: int) -> None:
 def test_publish_frame_is_decoded_and_encoded(entries: list[tuple[int, bytes]]) -> None:
     data = wire.publish(9, entries)
     found = tuple(PublishEntry(i, None, wire.message(body)) for i, body in entries)
-    assert decode(2, 1, data[8:]) == message_frames.Publish(9, found)
+    assert decode_frame(2, 1, data[8:]) == message_frames.Publish(9, found)
     assert message_frames.Publish(9, found).encode() == data
     filters = [None if i % 2 else b'f' * (i % 5) for i, _ in entries]
     fields = [b'\xff\xff' if f is None else struct.pack('>H', len(f)) + f for f in filters]
@@ -145,7 +145,7 @@ def test_publish_frame_is_decoded_and_encoded(entries: list[tuple[int, bytes]]) 
         PublishEntry(i, f, wire.message(body))
         for (i, body), f in zip(entries, filters, strict=True)
     )
-    assert decode(2, 2, data[8:]) == message_frames.PublishV2(9, found)
+    assert decode_frame(2, 2, data[8:]) == message_frames.PublishV2(9, found)
     assert message_frames.PublishV2(9, found).encode() == data
 
 
@@ -163,7 +163,7 @@ def test_truncated_entries_are_refused() -> None:
 def test_chunks_of_recorded_session_are_written_identically(name: str) -> None:
     count = 0
     for key, version, body in wire.split_frames(wire.session(name)):
-        found = decode(key, version, body)
+        found = decode_frame(key, version, body)
         if not isinstance(found, message_frames.Deliver | message_frames.DeliverV2):
             continue
         count += 1

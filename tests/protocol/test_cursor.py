@@ -19,7 +19,7 @@ from rbfly.error import AMQPDecoderError, MessageContextError
 from rbfly.protocol import _chunk
 from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._cursor import KINDS
-from rbfly.streams._consume._iteration import MessageIterator, SubscriptionBase
+from rbfly.streams._consume._iteration import FastSubscription, MessageIterator
 from rbfly.streams.error import ChunkError, SubscriptionError
 from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain
@@ -547,11 +547,11 @@ def test_batch_after_single_messages() -> None:
 def test_iterators_of_contexts_and_batches() -> None:
     async def run() -> tuple[list[Any], list[Any]]:
         first: MessageIterator[MessageCtx] = MessageIterator(
-            SubscriptionBase(cursor, cursor), KINDS['context']
+            FastSubscription(cursor, cursor), KINDS['context']
         )
         found = [await anext(first), await anext(first)]
         rest: MessageIterator[MessageBatch] = MessageIterator(
-            SubscriptionBase(cursor, cursor), KINDS['batch'], 2
+            FastSubscription(cursor, cursor), KINDS['batch'], 2
         )
         return [ctx.body for ctx in found], [list(batch) async for batch in rest]
 
@@ -910,7 +910,7 @@ def test_body_stays_alive_while_the_last_context_is_freed() -> None:
 
     taken: list[Any] = []
     cursor = Cursor(False)
-    take = partial(SubscriptionBase(cursor, cursor)._take, cursor, KINDS['body'])
+    take = partial(FastSubscription(cursor, cursor)._take, cursor, KINDS['body'])
     cursor.push(chunk([packed(body) for body in LARGE], 4))
     assert cursor.advance()
     assert take() == LARGE[0]

@@ -20,7 +20,7 @@ from rbfly.protocol._publish import PublishWindow
 from rbfly.protocol.compression import Compression, compressor
 from rbfly.streams._publish._confirm import ConfirmGroup
 from rbfly.streams.error import CompressionError, PublisherError
-from tests.entries import read_entries
+from tests.entry_reader import read_entries
 from tests.protocol.test_publish_window import (
     PREFIX,
     Feed,

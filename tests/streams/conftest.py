@@ -10,9 +10,9 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from brokers.proxy import Proxy
-from tests.fake import CLOSING, FakeBroker, Step
-from tests.members import NewClient
-from tests.supers import super_stream_of
+from tests.fake_broker import CLOSING, FakeBroker, Step
+from tests.group_members import NewClient
+from tests.super_streams import super_stream_of
 
 
 @pytest_asyncio.fixture

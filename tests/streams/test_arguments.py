@@ -15,9 +15,9 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.checks import check_folder, check_timeout
 from rbfly.streams.error import ArgumentError, ArgumentTypeError
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.inside import cluster_of, core_of
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 URI = 'rabbitmq-stream://localhost:1/'
 

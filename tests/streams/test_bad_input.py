@@ -23,8 +23,17 @@ from rbfly.streams.error import (
     URIError,
     VirtualHostError,
 )
-from tests.fake import CLOSING, GARBAGE, RESETTING, SILENT, TRUNCATED, FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import (
+    CLOSING,
+    GARBAGE,
+    RESETTING,
+    SILENT,
+    TRUNCATED,
+    FakeBroker,
+    Frame,
+    Step,
+)
+from tests.fake_broker import FakeConnection as Peer
 from tests.leaks import Snapshot
 
 TIMEOUT = 0.4  # connect timeout of tests in which it expires

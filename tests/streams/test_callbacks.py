@@ -12,7 +12,7 @@ import rbfly.streams as rbs
 from rbfly.error import AMQPDecoderError, OffsetNotStored, SubscriptionClosed
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 HANG = 20.0  # seconds; only a safeguard
 

@@ -18,7 +18,7 @@ import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.error import RbFlyError
 from rbfly.streams.error import ProtocolError
-from tests.fake import CREATE, FakeBroker
+from tests.fake_broker import CREATE, FakeBroker
 from tests.leaks import Snapshot
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.streams.error import ConfirmTimeout, StreamConnectionError
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import SILENT, FakeBroker, Step
+from tests.fake_broker import SILENT, FakeBroker, Step
 
 own_clock = pytest.mark.own_clock
 

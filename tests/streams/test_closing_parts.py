@@ -13,9 +13,9 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.group_members import NewClient
 from tests.inside import cluster_of, session_of
-from tests.members import NewClient
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 HANG = 20.0  # seconds; only a safeguard
 PARTITIONS = 3

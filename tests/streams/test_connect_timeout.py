@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import rbfly.streams as rbs
-from tests import fake as wire
-from tests.fake import CLOSING, SILENT, FakeBroker, Handler, Step, refuse
+from tests import fake_broker as wire
+from tests.fake_broker import CLOSING, SILENT, FakeBroker, Handler, Step, refuse
 
 own_clock = pytest.mark.own_clock
 

@@ -21,9 +21,9 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
 from tests.examples import examples
+from tests.group_members import HANG, NewClient, hand_over_late, publish
 from tests.inside import session_of
-from tests.members import HANG, NewClient, hand_over_late, publish
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 pytestmark = pytest.mark.examples
 

@@ -17,12 +17,12 @@ import rbfly.streams as rbs
 from rbfly.streams._consume import watchdog
 from rbfly.streams.error import EventLoopError, MessageTimeout
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Handler
+from tests.fake_broker import FakeBroker, Handler
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, core_of, cursor_of, session_of, use_settings_of, window_of
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 T = TypeVar('T', bound=Callable[..., object] | type)
 
@@ -280,7 +280,7 @@ class TestNextLoop:
 FORK = """
 import asyncio, os, sys
 import rbfly.streams as rbs
-from tests.fake import FakeBroker, PUBLISH
+from tests.fake_broker import FakeBroker, PUBLISH
 
 def child(function):
     sys.stdout.flush()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import python_for
-from tests.examples import MAIN, PAGES, RUNNER, examples
+from tests.examples import DISTRIBUTION, MAIN, PAGES, RUNNER, examples
 
 ADDRESS = 'rabbitmq-stream://guest:guest@localhost:5552/'
 IN_MEMORY = 'broker.uri'
@@ -40,7 +40,7 @@ def test_examples_are_found() -> None:
 
 @pytest.mark.parametrize(
     ('name', 'expected'),
-    [('README.md:0', {'rbfly'}), ('getting-started.rst:0', {'rbfly', 'uvloop'})],
+    [('README.md:0', {DISTRIBUTION}), ('getting-started.rst:0', {DISTRIBUTION, 'uvloop'})],
 )
 def test_environment_holds_only_what_the_page_installs(name: str, expected: set[str]) -> None:
     program = 'import importlib.metadata as m; print(*(item.name for item in m.distributions()))'

@@ -19,10 +19,10 @@ from rbfly.streams.error import (
     MessageTooLarge,
     StreamConnectionError,
 )
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Step
+from tests.fake_broker import FakeConnection as Peer
 from tests.registrations import FakeRegistration
 
 HANG = 20.0  # seconds; only a safeguard

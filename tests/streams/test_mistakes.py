@@ -12,11 +12,11 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.amqp import encode_amqp_bytes
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import CLOSING, FakeBroker, Step
+from tests.fake_broker import CLOSING, FakeBroker, Step
 from tests.inside import session_of
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 
 def exactly(text: str) -> str:

@@ -16,10 +16,10 @@ from rbfly.streams.error import (
     PublishError,
     StreamConnectionError,
 )
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Step, refuse
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Step, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 
 HANG = 20.0  # seconds; only a safeguard

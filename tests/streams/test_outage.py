@@ -24,10 +24,10 @@ from rbfly.streams.error import (
     ProtocolError,
     StreamConnectionError,
 )
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Handler, Step, refuse
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Handler, Step, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import core_of
 from tests.streams.consume.test_consume_recovery import members

@@ -14,9 +14,9 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.net import outage_log
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, FakeConnection, Frame, Step
+from tests.fake_broker import FakeBroker, FakeConnection, Frame, Step
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, session_of
 from tests.streams.publish.test_publish_recovery import default

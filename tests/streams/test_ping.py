@@ -13,10 +13,10 @@ import pytest
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import CLOSING, RESETTING, SILENT, FakeBroker, Frame, Handler, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import CLOSING, RESETTING, SILENT, FakeBroker, Frame, Handler, Step
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import pool_of
 from tests.streams.publish.test_publish_recovery import default, once

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from tests import fake as wire
-from tests.fake import CLOSING, SILENT, FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests import fake_broker as wire
+from tests.fake_broker import CLOSING, SILENT, FakeBroker, Frame, Step
+from tests.fake_broker import FakeConnection as Peer
 
 pytestmark = pytest.mark.own_clock
 

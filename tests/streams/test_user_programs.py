@@ -27,7 +27,7 @@ import rstream
 import rbfly.streams as rbs
 from brokers.proxy import Direction, Proxy
 from tests.brokers import until
-from tests.supers import stored
+from tests.super_streams import read_partition
 
 HANG = 60.0  # seconds; only a bug makes a test wait that long
 FOLDER = Path(__file__).parents[1] / 'programs'
@@ -80,7 +80,7 @@ async def test_first_publisher(
     client: rbs.StreamsClient, broker_uri: str, stream_name: str
 ) -> None:
     assert await run('first_publisher', broker_uri, stream_name) == ['1000 orders are stored']
-    found = await stored(client, stream_name)
+    found = await read_partition(client, stream_name)
     assert found[0] == {'id': 0, 'items': ['book', 'pen']}
     assert found[1:] == [{'id': i} for i in range(1, 1000)]
 
@@ -135,7 +135,7 @@ async def test_request_handler(client: rbs.StreamsClient, stream: str, proxy: Pr
         proxy.resume()
         await customers.until_stored()
         await end(process)
-    found = {order['id'] for order in await stored(client, stream)}
+    found = {order['id'] for order in await read_partition(client, stream)}
     by_status = {
         status: {number for number, item in customers.statuses.items() if item == status}
         for status in (201, 503, 504)
@@ -366,7 +366,7 @@ async def test_partitions(
         found = db.execute('SELECT stream, id FROM orders ORDER BY rowid').fetchall()
     assert sorted(number for _, number in found) == [*range(count + 10)]
     for partition in await orders.partitions():
-        numbers = [order['id'] for order in await stored(client, partition)]
+        numbers = [order['id'] for order in await read_partition(client, partition)]
         assert [number for name, number in found if name == partition] == numbers
 
 
@@ -458,12 +458,12 @@ async def test_route_of_rstream(
             await publisher.send(rbs.Message(b'%d' % i, app_properties=properties))
     partitions = await orders.partitions()
     for partition in partitions:
-        found = await stored(client, partition)
+        found = await read_partition(client, partition)
         half = len(found) // 2
         assert found[:half] == found[half:]
-    assert sum([len(await stored(client, partition)) for partition in partitions]) == 2 * len(
-        numbers
-    )
+    assert sum(
+        [len(await read_partition(client, partition)) for partition in partitions]
+    ) == 2 * len(numbers)
 
 
 def by_partition(lines: list[str]) -> dict[str, list[str]]:
@@ -575,7 +575,7 @@ async def test_publisher_of_rbfly_010(
     stream_name: str,
 ) -> None:
     assert await run(f'rbfly010/{name}', broker_uri, stream_name) == printed
-    found = await stored(client, stream_name)
+    found = await read_partition(client, stream_name)
     if name == 'publish_batch_limit':  # two tasks take turns
         assert all(
             [i for i in found if i in part] == [*part] for part in (range(100), range(100, 200))

@@ -11,16 +11,16 @@ from rbfly.protocol.chunks import message
 from rbfly.protocol.const import Key
 from rbfly.protocol.fields import string
 from rbfly.protocol.offset import Offset
-from tests.answers import (
+from tests.conversations import (
     CRASH,
     NOT_UTF8,
     NULL,
     ONE,
     TOO_LARGE,
     UNKNOWN,
-    check,
-    frames,
-    request,
+    check_conversations,
+    request_frame,
+    valid_frames,
 )
 from tests.stream_wire import frame
 
@@ -70,7 +70,7 @@ OPENED: dict[str, tuple[str, str, str, str]] = {
 
 @pytest.mark.parametrize('name', OPENED)
 async def test_valid_and_malformed_frames(broker: RabbitMQ, stream: str, name: str) -> None:
-    data, expected = frames(stream)[name], OPENED[name]
+    data, expected = valid_frames(stream)[name], OPENED[name]
     key, version = struct.unpack_from('>HH', data, 4)
     body = data[8:]
     altered = {
@@ -88,7 +88,7 @@ async def test_valid_and_malformed_frames(broker: RabbitMQ, stream: str, name: s
         altered['first four bytes of the body'] = frame(key, body[:4], version), UNKNOWN
     if name in ('Deliver', 'DeliverV2'):  # its chunk may have any length
         altered.pop('missing byte', None)
-    await check(broker.uri, [(key, 'open', *item) for key, item in altered.items()])
+    await check_conversations(broker.uri, [(key, 'open', *item) for key, item in altered.items()])
 
 
 def size(number: int) -> bytes:
@@ -124,26 +124,26 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
         'response of key 0': (frame(0x8000), UNKNOWN),
         'response of key 0x20': (frame(0x8020), UNKNOWN),
         # responses
-        'response to no request': (request(0x8001, b'\0\1'), UNKNOWN),
-        'truncated response': (request(0x8001, b''), f'{UNKNOWN} | closed'),
-        'unsolicited Metadata response': (request(0x800F, bytes(8)), UNKNOWN),
-        'unsolicited StreamStats response': (request(0x801C, b'\0\1' + bytes(4)), UNKNOWN),
+        'response to no request': (request_frame(0x8001, b'\0\1'), UNKNOWN),
+        'truncated response': (request_frame(0x8001, b''), f'{UNKNOWN} | closed'),
+        'unsolicited Metadata response': (request_frame(0x800F, bytes(8)), UNKNOWN),
+        'unsolicited StreamStats response': (request_frame(0x801C, b'\0\1' + bytes(4)), UNKNOWN),
         'response to a Heartbeat': (frame(0x8017), UNKNOWN),
         'response to a Credit': (c.CreditError(4, 0).encode(), UNKNOWN),
         'unsolicited Close response': (c.Close.respond(1), UNKNOWN),
-        'unsolicited ConsumerUpdate response': (request(0x801A, b'\0\1\0\0'), ''),
-        'ConsumerUpdate without offset': (request(0x801A, b'\0\1'), UNKNOWN),
-        'ConsumerUpdate with an unknown offset type': (request(0x801A, b'\0\1\0\x09'), CRASH),
+        'unsolicited ConsumerUpdate response': (request_frame(0x801A, b'\0\1\0\0'), ''),
+        'ConsumerUpdate without offset': (request_frame(0x801A, b'\0\1'), UNKNOWN),
+        'ConsumerUpdate with an unknown offset type': (request_frame(0x801A, b'\0\1\0\x09'), CRASH),
         'Tune as a response': (frame(0x8014, bytes(8)), UNKNOWN),
         # closing
         'Close with a reason': (c.Close(5, 'reason').encode(7), '0x01, closed'),
-        'Close not UTF-8': (request(Key.CLOSE, b'\0\1' + NOT_UTF8), '0x01, closed'),
+        'Close not UTF-8': (request_frame(Key.CLOSE, b'\0\1' + NOT_UTF8), '0x01, closed'),
         # authentication of an open connection
         'same user again': (sasl('PLAIN', b'\0guest\0guest').encode(7) * 2, '0x01, 0x01'),
         'wrong password': (sasl('PLAIN', b'\0guest\0x').encode(7), '0x08, closed | 0x08'),
         'unknown user': (sasl('PLAIN', b'\0nobody\0x').encode(7), '0x08, closed | 0x08'),
         'no user': (sasl('PLAIN', b'guest').encode(7), '0x09, closed | 0x09'),
-        'no SASL data': (request(Key.SASL_AUTHENTICATE, string('PLAIN')), CRASH),
+        'no SASL data': (request_frame(Key.SASL_AUTHENTICATE, string('PLAIN')), CRASH),
         'empty SASL data': (sasl('PLAIN', b'').encode(7), '0x09, closed | 0x09'),
         'different mechanism': (sasl('ANONYMOUS', b'').encode(7), '0x14, closed | 0x14'),
         'unknown mechanism': (sasl('NONE', b'').encode(7), '0x14, closed | 0x14'),
@@ -168,7 +168,7 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
             declare + c.DeclarePublisher(0, '', 'nothing').encode(2), '0x01, 0x11',
         ),
         'long publisher name, unknown stream': (
-            request(Key.DECLARE_PUBLISHER, b'\0' + long + string('nothing')), '0x11',
+            request_frame(Key.DECLARE_PUBLISHER, b'\0' + long + string('nothing')), '0x11',
         ),
         'publisher name in use': (
             c.DeclarePublisher(0, 'p', stream).encode(1)
@@ -192,8 +192,8 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
             '0x11',
         ),
         'long references': (
-            request(Key.QUERY_PUBLISHER_SEQUENCE, long + name)
-            + request(Key.QUERY_OFFSET, long + name)
+            request_frame(Key.QUERY_PUBLISHER_SEQUENCE, long + name)
+            + request_frame(Key.QUERY_OFFSET, long + name)
             + frame(Key.STORE_OFFSET, long + name + bytes(8)),
             '0x01, 0x13',
         ),
@@ -235,86 +235,93 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
         ),
         # offsets
         'offset of type 0': (
-            request(Key.SUBSCRIBE, b'\0' + name + b'\0\0\0\1'), CRASH,
+            request_frame(Key.SUBSCRIBE, b'\0' + name + b'\0\0\0\1'), CRASH,
         ),
         'offset of type 9': (
-            request(Key.SUBSCRIBE, b'\0' + name + b'\0\x09\0\1'), CRASH,
+            request_frame(Key.SUBSCRIBE, b'\0' + name + b'\0\x09\0\1'), CRASH,
         ),
         'offset that is cut': (
-            request(Key.SUBSCRIBE, b'\0' + name + b'\0\4' + bytes(4)), CRASH,
+            request_frame(Key.SUBSCRIBE, b'\0' + name + b'\0\4' + bytes(4)), CRASH,
         ),
         'FIRST with an offset': (
-            request(Key.SUBSCRIBE, b'\0' + name + b'\0\1' + bytes(8) + b'\0\1' + bytes(4)), CRASH,
+            request_frame(Key.SUBSCRIBE, b'\0' + name + b'\0\1' + bytes(8) + b'\0\1' + bytes(4)),
+            CRASH,
         ),
         'resolve without properties': (
-            request(Key.RESOLVE_OFFSET_SPEC, name + b'\0\1'), f'0x01 | {UNKNOWN}',
+            request_frame(Key.RESOLVE_OFFSET_SPEC, name + b'\0\1'), f'0x01 | {UNKNOWN}',
         ),
         'resolve type 9': (
-            request(Key.RESOLVE_OFFSET_SPEC, name + b'\0\x09'), f'{CRASH} | {UNKNOWN}',
+            request_frame(Key.RESOLVE_OFFSET_SPEC, name + b'\0\x09'), f'{CRASH} | {UNKNOWN}',
         ),
         # strings
-        'stream to be created, not UTF-8': (request(Key.CREATE, NOT_UTF8 + bytes(4)), CRASH),
-        'stream to be created, null': (request(Key.CREATE, NULL + bytes(4)), UNKNOWN),
+        'stream to be created, not UTF-8': (request_frame(Key.CREATE, NOT_UTF8 + bytes(4)), CRASH),
+        'stream to be created, null': (request_frame(Key.CREATE, NULL + bytes(4)), UNKNOWN),
         'argument not UTF-8': (
-            request(Key.CREATE, name + b'\0\0\0\1' + NOT_UTF8 + string('x')), '0x05',
+            request_frame(Key.CREATE, name + b'\0\0\0\1' + NOT_UTF8 + string('x')), '0x05',
         ),
         'value not UTF-8': (
-            request(Key.CREATE, name + b'\0\0\0\1' + string('unknown') + NOT_UTF8), '0x05',
+            request_frame(Key.CREATE, name + b'\0\0\0\1' + string('unknown') + NOT_UTF8), '0x05',
         ),
         'locator not UTF-8': (
-            request(Key.CREATE, name + b'\0\0\0\1' + string('queue-leader-locator') + NOT_UTF8),
+            request_frame(
+                Key.CREATE, name + b'\0\0\0\1' + string('queue-leader-locator') + NOT_UTF8
+            ),
             '0x11',
         ),
-        'argument null': (request(Key.CREATE, name + b'\0\0\0\1' + NULL + string('x')), CRASH),
+        'argument null': (
+            request_frame(Key.CREATE, name + b'\0\0\0\1' + NULL + string('x')),
+            CRASH,
+        ),
         'argument twice': (
-            request(
+            request_frame(
                 Key.CREATE,
                 name + b'\0\0\0\2' + (string('max-age') + string('1h')) * 2,
             ),
             '0x11',
         ),
         'more arguments than counted': (
-            request(Key.CREATE, name + bytes(4) + string('max-age') + string('1h')), '0x11',
+            request_frame(Key.CREATE, name + bytes(4) + string('max-age') + string('1h')), '0x11',
         ),
-        'fewer arguments than counted': (request(Key.CREATE, name + b'\0\0\0\x09'), '0x05'),
-        'more streams than counted': (request(Key.METADATA, bytes(4) + string('x')), '0x01'),
+        'fewer arguments than counted': (request_frame(Key.CREATE, name + b'\0\0\0\x09'), '0x05'),
+        'more streams than counted': (request_frame(Key.METADATA, bytes(4) + string('x')), '0x01'),
         'a stream twice': (c.Metadata(('nothing', 'nothing')).encode(7), '0x01'),
-        'Metadata null': (request(Key.METADATA, b'\0\0\0\1' + NULL), CRASH),
+        'Metadata null': (request_frame(Key.METADATA, b'\0\0\0\1' + NULL), CRASH),
         'stream not UTF-8': (
-            request(Key.DELETE, NOT_UTF8)
-            + request(Key.DECLARE_PUBLISHER, b'\0' + string('') + NOT_UTF8)
-            + request(Key.QUERY_PUBLISHER_SEQUENCE, string('r') + NOT_UTF8)
-            + request(Key.SUBSCRIBE, b'\0' + NOT_UTF8 + end)
-            + request(Key.QUERY_OFFSET, string('r') + NOT_UTF8)
-            + request(Key.STREAM_STATS, NOT_UTF8)
+            request_frame(Key.DELETE, NOT_UTF8)
+            + request_frame(Key.DECLARE_PUBLISHER, b'\0' + string('') + NOT_UTF8)
+            + request_frame(Key.QUERY_PUBLISHER_SEQUENCE, string('r') + NOT_UTF8)
+            + request_frame(Key.SUBSCRIBE, b'\0' + NOT_UTF8 + end)
+            + request_frame(Key.QUERY_OFFSET, string('r') + NOT_UTF8)
+            + request_frame(Key.STREAM_STATS, NOT_UTF8)
             + frame(Key.STORE_OFFSET, string('r') + NOT_UTF8 + bytes(8))
-            + request(Key.ROUTE, NOT_UTF8 * 2)
-            + request(Key.PARTITIONS, NOT_UTF8),
+            + request_frame(Key.ROUTE, NOT_UTF8 * 2)
+            + request_frame(Key.PARTITIONS, NOT_UTF8),
             ', '.join(['0x02'] * 8),
         ),
         'reference not UTF-8': (
-            request(Key.DECLARE_PUBLISHER, b'\0' + NOT_UTF8 + name)
-            + request(Key.QUERY_PUBLISHER_SEQUENCE, NOT_UTF8 + name)
-            + request(Key.QUERY_OFFSET, NOT_UTF8 + name),
+            request_frame(Key.DECLARE_PUBLISHER, b'\0' + NOT_UTF8 + name)
+            + request_frame(Key.QUERY_PUBLISHER_SEQUENCE, NOT_UTF8 + name)
+            + request_frame(Key.QUERY_OFFSET, NOT_UTF8 + name),
             '0x01, 0x01, 0x13',
         ),
-        'reference null': (request(Key.DECLARE_PUBLISHER, b'\0' + NULL + name), UNKNOWN),
+        'reference null': (request_frame(Key.DECLARE_PUBLISHER, b'\0' + NULL + name), UNKNOWN),
         'reference of an offset null': (frame(Key.STORE_OFFSET, NULL + name + bytes(8)), UNKNOWN),
         'property not UTF-8': (
-            request(Key.SUBSCRIBE, b'\0' + name + end + b'\0\0\0\1' + NOT_UTF8 * 2), '0x01',
+            request_frame(Key.SUBSCRIBE, b'\0' + name + end + b'\0\0\0\1' + NOT_UTF8 * 2), '0x01',
         ),
         'filter not UTF-8': (
-            request(
+            request_frame(
                 Key.SUBSCRIBE, b'\0' + name + end + b'\0\0\0\1' + string('filter.0') + NOT_UTF8
             ),
             '0x01',
         ),
         'property null': (
-            request(Key.SUBSCRIBE, b'\0' + name + end + b'\0\0\0\1' + string('a') + NULL), CRASH,
+            request_frame(Key.SUBSCRIBE, b'\0' + name + end + b'\0\0\0\1' + string('a') + NULL),
+            CRASH,
         ),
     }  # fmt: skip
 
 
 async def test_open_connection(broker: RabbitMQ, stream: str) -> None:
     given = frames_in_an_open_connection(stream)
-    await check(broker.uri, [(name, 'open', *item) for name, item in given.items()])
+    await check_conversations(broker.uri, [(name, 'open', *item) for name, item in given.items()])

@@ -7,8 +7,8 @@ import pytest
 
 from brokers import RabbitMQ
 from rbfly.protocol import commands as c
-from tests.answers import CRASH, check
-from tests.raw import opened
+from tests.conversations import CRASH, check_conversations
+from tests.raw_client import connect_and_open
 
 CREATED = {
     'max-age': {
@@ -79,7 +79,9 @@ async def test_argument_values(broker: RabbitMQ, argument: str) -> None:
         (value, 'open', c.Create(names[value], {argument: value}).encode(7), expected)
         for value, expected in CREATED[argument].items()
     ]
-    await check_and_delete(broker.uri, check(broker.uri, conversations), names.values())
+    await check_and_delete(
+        broker.uri, check_conversations(broker.uri, conversations), names.values()
+    )
 
 
 async def test_creating_a_stream_again(broker: RabbitMQ) -> None:
@@ -91,13 +93,13 @@ async def test_creating_a_stream_again(broker: RabbitMQ) -> None:
             data += c.Create(names[-1], given(argument, other)).encode(2)
             codes = ' | '.join(f'0x01, {code}' for code in expected.split(' | '))
             conversations.append((f'{argument}: {one!r}, {other!r}', 'open', data, codes))
-    await check_and_delete(broker.uri, check(broker.uri, conversations), names)
+    await check_and_delete(broker.uri, check_conversations(broker.uri, conversations), names)
 
 
 async def check_and_delete(uri: str, checking: Awaitable[None], names: Iterable[str]) -> None:
     try:
         await checking
     finally:
-        async with opened(uri) as client:
+        async with connect_and_open(uri) as client:
             for name in names:
                 await client.ask(c.Delete(name))

@@ -14,7 +14,7 @@ import rbfly.streams as rbs
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key
 from rbfly.streams.error import StreamConnectionError
-from tests.raw import opened
+from tests.raw_client import connect_and_open
 
 COMMAND = [sys.executable, '-X', 'dev', '-W', 'error', '-m', 'rbfly', 'broker', '--port']
 
@@ -74,7 +74,7 @@ def test_unusable_port(port: str) -> None:
 @pytest.mark.parametrize(('version', 'known'), [('4.0', False), ('4.3', True)])
 def test_version(version: str, known: bool) -> None:
     async def use(uri: str) -> None:
-        async with opened(uri) as client:
+        async with connect_and_open(uri) as client:
             found = await client.value(commands.ExchangeCommandVersions({}))
             assert (Key.RESOLVE_OFFSET_SPEC in found) is known
 

@@ -38,7 +38,7 @@ from rbfly.protocol.const import Key
 from rbfly.protocol.message_frames import Deliver, DeliverV2, Publish, PublishConfirm, PublishV2
 from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
-from tests.raw import RawClient, connected, entries, opened
+from tests.raw_client import RawClient, connect, connect_and_open, numbered_entries
 
 Conversation = Callable[[RawClient, str], Awaitable[list[Any]]]
 
@@ -67,7 +67,7 @@ async def chunks(client: RawClient, stream: str, *values: bytes | None) -> None:
         if value is None:
             client.send(Publish(0, batch(i, b'a', b'b', b'%d' % i)))
         else:
-            client.send(PublishV2(0, entries(i, filter=value)))
+            client.send(PublishV2(0, numbered_entries(i, filter=value)))
         await confirmed(client, 1)
 
 
@@ -134,12 +134,12 @@ async def publishing(client: RawClient, stream: str) -> list[Any]:
     await client.value(DeclarePublisher(0, '', stream))
     await client.value(DeclarePublisher(1, '', stream))
     client.send(
-        Publish(0, entries(5, 5, 1)),
+        Publish(0, numbered_entries(5, 5, 1)),
         Publish(1, ()),
-        PublishV2(1, entries(7, filter=b'')),
-        PublishV2(1, entries(8, filter=b'x')),
-        Publish(9, entries(1, 2)),
-        PublishV2(9, entries(3, filter=b'x')),
+        PublishV2(1, numbered_entries(7, filter=b'')),
+        PublishV2(1, numbered_entries(8, filter=b'x')),
+        Publish(9, numbered_entries(1, 2)),
+        PublishV2(9, numbered_entries(3, filter=b'x')),
     )
     refused: list[Any] = []
     confirms: list[tuple[int, int]] = []
@@ -155,13 +155,13 @@ async def publishing(client: RawClient, stream: str) -> list[Any]:
 async def deduplicating(client: RawClient, stream: str) -> list[Any]:
     found: list[Any] = [await client.ask(QueryPublisherSequence('p', stream))]
     await client.value(DeclarePublisher(0, 'p', stream))
-    client.send(Publish(0, entries(3, 4, 2, 4, 10, 9)))
+    client.send(Publish(0, numbered_entries(3, 4, 2, 4, 10, 9)))
     found.append(await confirmed(client, 6))
-    client.send(Publish(0, entries(1, 2)))
+    client.send(Publish(0, numbered_entries(1, 2)))
     found.append(await confirmed(client, 2))
     found.append(await client.ask(QueryPublisherSequence('p', stream)))
     found.append(await client.ask(QueryPublisherSequence('p', 'nothing')))
-    client.send(Publish(0, entries(11)))
+    client.send(Publish(0, numbered_entries(11)))
     await confirmed(client, 1)
     await client.value(Subscribe(0, stream, Offset.FIRST, 10, {}))
     stored: list[bytes] = []
@@ -205,14 +205,14 @@ async def sequence(client: RawClient, stream: str) -> list[Any]:
     found: list[Any] = []
     await client.value(DeclarePublisher(0, 'p', stream))
     for ids in ((1,), (2, 3, 7), (5, 8), (6,)):
-        client.send(Publish(0, entries(*ids)))
+        client.send(Publish(0, numbered_entries(*ids)))
         found.append(await client.ask(QueryPublisherSequence('p', stream)))
     found.append(await confirmed(client, 7))
-    client.send(Publish(0, entries(9)))
+    client.send(Publish(0, numbered_entries(9)))
     found.append(await client.code(DeletePublisher(0)))
     found.append(await client.ask(QueryPublisherSequence('p', stream)))
     await client.value(DeclarePublisher(1, 'q', stream))
-    client.send(Publish(1, entries(2**64 - 1)))
+    client.send(Publish(1, numbered_entries(2**64 - 1)))
     found.append(await client.ask(QueryPublisherSequence('q', stream)))
     return [*found, await client.ask(QueryPublisherSequence('p', stream))]
 
@@ -302,7 +302,7 @@ async def tracking(client: RawClient, stream: str) -> list[Any]:
         commands.frame(Key.STORE_OFFSET, b'\1\0' + b'x' * 256 + commands.string(stream) + bytes(8))
     )
     found.append(await client.ask(QueryOffset('x', stream)))
-    client.send(Publish(0, entries(9)))
+    client.send(Publish(0, numbered_entries(9)))
     await confirmed(client, 1)
     await client.value(Subscribe(0, stream, Offset.FIRST, 10, {}))
     return found + await delivered(client, 2) + [await client.ask(StreamStats(stream))]
@@ -329,7 +329,7 @@ async def deleting(client: RawClient, stream: str) -> list[Any]:
     await client.value(Subscribe(0, stream, Offset.FIRST, 10, {}))
     client.write(Delete(stream).encode(99))
     found = await delivered(client, 2)
-    client.send(Publish(0, entries(1)))
+    client.send(Publish(0, numbered_entries(1)))
     found += await delivered(client, 1)
     found += [await client.code(DeletePublisher(0)), await client.code(Unsubscribe(0))]
     found.append(await client.ask(Metadata((stream,))))
@@ -464,12 +464,12 @@ def comparable(item: Any) -> Any:
 
 async def held(uri: str, stream: str, conversation: Conversation) -> list[Any]:
     """Run a conversation, and return what the broker sent."""
-    async with opened(uri) as client:
+    async with connect_and_open(uri) as client:
         made = conversation is not creating
         if made:
             await client.value(Create(stream, {}))
         try:
-            async with opened(uri) as talking:
+            async with connect_and_open(uri) as talking:
                 return [comparable(item) for item in await conversation(talking, stream)]
         finally:
             if made:
@@ -479,7 +479,7 @@ async def held(uri: str, stream: str, conversation: Conversation) -> list[Any]:
 @pytest.mark.parametrize('name', CONVERSATIONS)
 async def test_same_conversation(broker: RabbitMQ, name: str) -> None:
     stream, conversation = f'test-{uuid4()}', CONVERSATIONS[name]
-    async with connected(broker.uri) as client:
+    async with connect(broker.uri) as client:
         properties = await client.value(commands.PeerProperties({}))
     version: Any = '.'.join(properties['version'].split('.')[:2])
     async with StreamBroker(version=version) as memory:
@@ -513,7 +513,7 @@ async def chunks_of(uri: str, frames: int, per_frame: int, size: int, in_flight:
     stream, total = f'test-{uuid4()}', frames * per_frame
     frame = Publish(0, (PublishEntry(0, None, message(bytes(size))),) * per_frame).encode()
     left = frames
-    async with opened(uri) as client, opened(uri) as reading:
+    async with connect_and_open(uri) as client, connect_and_open(uri) as reading:
         await client.value(Create(stream, {}))
         await client.value(DeclarePublisher(0, '', stream))
 

@@ -14,7 +14,7 @@ from rbfly.protocol.const import ResponseCode
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.leaks import Snapshot
-from tests.raw import entries, opened
+from tests.raw_client import connect_and_open, numbered_entries
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 ALL: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
@@ -131,17 +131,20 @@ async def test_publisher_does_not_exist_until_it_is_declared_again(
     memory: StreamBroker,
 ) -> None:
     missing = ResponseCode.PUBLISHER_DOES_NOT_EXIST
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         await client.value(commands.DeclarePublisher(0, 'shop', 'orders'))
         memory.publish_error(missing)
-        client.send(message_frames.Publish(0, entries(1, 2)), message_frames.Publish(0, entries(3)))
+        client.send(
+            message_frames.Publish(0, numbered_entries(1, 2)),
+            message_frames.Publish(0, numbered_entries(3)),
+        )
         assert await client.receive() == message_frames.PublishError(
             0, ((1, missing), (2, missing))
         )
         assert await client.receive() == message_frames.PublishError(0, ((3, missing),))
         assert await client.code(commands.DeletePublisher(0)) == missing
         await client.value(commands.DeclarePublisher(0, 'shop', 'orders'))
-        client.send(message_frames.Publish(0, entries(1, 2)))
+        client.send(message_frames.Publish(0, numbered_entries(1, 2)))
         assert await client.receive() == message_frames.PublishConfirm(0, (1, 2))
     assert memory.messages('orders', raw=True) == [b'1', b'2']
 
@@ -189,7 +192,7 @@ async def test_metadata_update(
     memory: StreamBroker, publisher: rbs.Publisher, messages: rbs.Subscription
 ) -> None:
     assert await anext(messages) == 0
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         await client.value(commands.DeclarePublisher(0, '', 'orders'))
         memory.metadata_update('orders', 0x02)
         assert await client.receive() == commands.MetadataUpdate(0x02, 'orders')
@@ -236,11 +239,11 @@ async def test_shuffle_confirms(memory: StreamBroker) -> None:
     ids = tuple(range(100))
     confirmed = []
     for _ in range(2):  # the same seed confirms in the same order
-        async with StreamBroker(seed=7) as other, opened(other.uri) as client:
+        async with StreamBroker(seed=7) as other, connect_and_open(other.uri) as client:
             other.create_stream('orders')
             other.shuffle_confirms()
             await client.value(commands.DeclarePublisher(3, '', 'orders'))
-            client.send(message_frames.Publish(3, entries(*ids)))
+            client.send(message_frames.Publish(3, numbered_entries(*ids)))
             found: list[int] = []
             while len(found) < len(ids):
                 frame = await client.receive()
@@ -250,7 +253,7 @@ async def test_shuffle_confirms(memory: StreamBroker) -> None:
             assert found != [*ids]
             confirmed.append(found)
             other.heal()
-            client.send(message_frames.Publish(3, entries(*ids)))
+            client.send(message_frames.Publish(3, numbered_entries(*ids)))
             healed: list[int] = []
             while len(healed) < len(ids):
                 healed += (await client.receive()).publishing_ids
@@ -294,7 +297,7 @@ async def test_heal_sends_delayed_data_at_once(
 
 async def test_broker_ignores_frames_after_a_cut_within_a_response(memory: StreamBroker) -> None:
     memory.create_stream('others')
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         names = ('orders', 'others')
         frames = b''.join(commands.Delete(name).encode(i) for i, name in enumerate(names))
         memory.cut(after=len(frames) + 3)
@@ -329,7 +332,7 @@ async def test_split(
 
 
 async def test_close_after_data_in_flight(memory: StreamBroker) -> None:
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         memory.split(3)
         client.write(commands.Close(1, 'done').encode(9))
         assert await client.receive() == commands.Response(commands.Close, 9, 1, None)

@@ -6,7 +6,7 @@ from brokers import RabbitMQ
 from rbfly.protocol import commands as c
 from rbfly.protocol.const import RESPONSE, Key
 from rbfly.protocol.fields import string
-from tests.answers import (
+from tests.conversations import (
     CRASH,
     ID,
     NOT_UTF8,
@@ -14,9 +14,9 @@ from tests.answers import (
     OPEN,
     STEPS,
     TUNE,
-    check,
-    frames,
-    request,
+    check_conversations,
+    request_frame,
+    valid_frames,
 )
 from tests.stream_wire import frame
 
@@ -61,7 +61,7 @@ EARLY: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize('state', EARLY)
 async def test_each_frame_in_the_handshake(broker: RabbitMQ, state: str) -> None:
-    given = frames('nothing')
+    given = valid_frames('nothing')
     conversations = [
         (name, state, data, EARLY[state].get(name, CRASH)) for name, data in given.items()
     ]
@@ -76,7 +76,7 @@ async def test_each_frame_in_the_handshake(broker: RabbitMQ, state: str) -> None
         conversations += [
             (f'{name}, {change}', state, data, CRASH) for change, data in altered.items() if data
         ]
-    await check(broker.uri, conversations)
+    await check_conversations(broker.uri, conversations)
 
 
 def properties(size: int) -> bytes:
@@ -90,12 +90,12 @@ HANDSHAKE: dict[str, tuple[str, bytes, str]] = {
     'AMQP 1.0': ('connected', b'AMQP\0\0\x09\x01', CRASH),
     'response': ('connected', frame(0x8011, ID + b'\0\1' + bytes(4)), CRASH),
     'properties not UTF-8': (
-        'connected', request(Key.PEER_PROPERTIES, b'\0\0\0\1' + NOT_UTF8 * 2), '0x01',
+        'connected', request_frame(Key.PEER_PROPERTIES, b'\0\0\0\1' + NOT_UTF8 * 2), '0x01',
     ),
     'a null property': (
-        'connected', request(Key.PEER_PROPERTIES, b'\0\0\0\1' + NULL + string('a')), CRASH,
+        'connected', request_frame(Key.PEER_PROPERTIES, b'\0\0\0\1' + NULL + string('a')), CRASH,
     ),
-    'missing properties': ('connected', request(Key.PEER_PROPERTIES, b'\0\0\0\x09'), '0x01'),
+    'missing properties': ('connected', request_frame(Key.PEER_PROPERTIES, b'\0\0\0\x09'), '0x01'),
     '8,192 bytes': ('connected', properties(8192), '0x01'),
     '8,193 bytes': ('connected', properties(8193), f'{CRASH} | 0x01'),
     'two steps at once': (
@@ -107,7 +107,7 @@ HANDSHAKE: dict[str, tuple[str, bytes, str]] = {
     ),
     'ANONYMOUS': ('authenticating', c.SaslAuthenticate('ANONYMOUS', b'x').encode(7), '0x01, Tune'),
     'ANONYMOUS, null': (
-        'authenticating', request(Key.SASL_AUTHENTICATE, string('ANONYMOUS') + NULL * 2),
+        'authenticating', request_frame(Key.SASL_AUTHENTICATE, string('ANONYMOUS') + NULL * 2),
         '0x01, Tune',
     ),
     'unknown mechanism': (
@@ -117,13 +117,13 @@ HANDSHAKE: dict[str, tuple[str, bytes, str]] = {
         'authenticating', c.SaslAuthenticate('EXTERNAL', b'').encode(7), '0x07, closed',
     ),
     'a mechanism not UTF-8': (
-        'authenticating', request(Key.SASL_AUTHENTICATE, NOT_UTF8 + bytes(4)), '0x07, closed',
+        'authenticating', request_frame(Key.SASL_AUTHENTICATE, NOT_UTF8 + bytes(4)), '0x07, closed',
     ),
     'no SASL data': (
-        'authenticating', request(Key.SASL_AUTHENTICATE, string('PLAIN')), CRASH,
+        'authenticating', request_frame(Key.SASL_AUTHENTICATE, string('PLAIN')), CRASH,
     ),
     'PLAIN, null': (
-        'authenticating', request(Key.SASL_AUTHENTICATE, string('PLAIN') + NULL * 2),
+        'authenticating', request_frame(Key.SASL_AUTHENTICATE, string('PLAIN') + NULL * 2),
         '0x09, closed',
     ),
     'PLAIN without user': (
@@ -152,12 +152,12 @@ HANDSHAKE: dict[str, tuple[str, bytes, str]] = {
     'Tune and Open': ('tuning', TUNE + OPEN, '0x01'),
     'Tune twice and Open': ('tuning', TUNE * 2 + OPEN, '0x01'),
     'unknown virtual host': ('tuned', c.Open('nothing').encode(7), '0x0c, closed'),
-    'a virtual host not UTF-8': ('tuning', request(Key.OPEN, NOT_UTF8), '0x0c, closed'),
-    'a null virtual host': ('tuned', request(Key.OPEN, NULL), CRASH),
+    'a virtual host not UTF-8': ('tuning', request_frame(Key.OPEN, NOT_UTF8), '0x0c, closed'),
+    'a null virtual host': ('tuned', request_frame(Key.OPEN, NULL), CRASH),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize('state', ['connected', 'authenticating', 'tuning', 'tuned'])
 async def test_handshake(broker: RabbitMQ, state: str) -> None:
     conversations = [(name, *item) for name, item in HANDSHAKE.items() if item[0] == state]
-    await check(broker.uri, conversations)
+    await check_conversations(broker.uri, conversations)

@@ -14,7 +14,7 @@ from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.leaks import Snapshot
-from tests.raw import opened
+from tests.raw_client import connect_and_open
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 
@@ -30,7 +30,7 @@ async def test_metadata(memory: StreamBroker) -> None:
     nodes = [
         commands.NodeAddress('127.0.0.1', int(uri.rpartition(':')[2][:-1])) for uri in memory.uris
     ]
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         assert await client.value(commands.Metadata(('orders',))) == {
             'orders': commands.StreamMetadata(1, nodes[0], (nodes[1], nodes[2]))
         }
@@ -107,7 +107,7 @@ async def test_all_nodes_stopped(memory: StreamBroker, caplog: pytest.LogCapture
 
 async def test_metadata_update_when_the_leader_moves(memory: StreamBroker) -> None:
     declare = commands.DeclarePublisher(0, '', 'orders')
-    async with opened(memory.uri) as publisher, opened(memory.uri) as reader:
+    async with connect_and_open(memory.uri) as publisher, connect_and_open(memory.uri) as reader:
         await publisher.value(declare)
         await reader.value(Subscribe(0, 'orders', Offset.FIRST, 10, {}))
         memory.move_leader('orders', 1)

@@ -20,7 +20,7 @@ from rbfly.error import ArgumentError, EventLoopError
 from rbfly.testing import StreamBroker
 from rbfly.testing.node import Node
 from tests.leaks import Snapshot
-from tests.raw import opened
+from tests.raw_client import connect_and_open
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ def within_time(function: Callable[[], object]) -> None:
 
 
 async def connect(memory: StreamBroker) -> None:
-    async with opened(memory.uri):
+    async with connect_and_open(memory.uri):
         pass
 
 
@@ -107,7 +107,7 @@ def test_stop_from_on_event() -> None:
     memory.start()
 
     async def use() -> None:
-        async with opened(memory.uri) as client:
+        async with connect_and_open(memory.uri) as client:
             assert await client.receive() is None
 
     within_time(lambda: asyncio.run(use()))

@@ -9,7 +9,7 @@ from rbfly.protocol import commands
 from rbfly.protocol.const import Key
 from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
-from tests.raw import opened
+from tests.raw_client import connect_and_open
 
 
 async def test_partitions_are_placed_over_the_nodes() -> None:
@@ -24,7 +24,7 @@ async def test_partitions_are_placed_over_the_nodes() -> None:
 async def test_a_deleted_super_stream_notifies_publishers_and_subscriptions() -> None:
     async with StreamBroker() as broker:
         broker.create_super_stream('orders', binding_keys=['a', 'b'])
-        async with opened(broker.uri) as client:
+        async with connect_and_open(broker.uri) as client:
             await client.value(commands.DeclarePublisher(0, '', 'orders-a'))
             await client.value(commands.Subscribe(0, 'orders-b', Offset.FIRST, 1, {}))
             broker.delete_super_stream('orders')
@@ -36,7 +36,7 @@ async def test_a_deleted_super_stream_notifies_publishers_and_subscriptions() ->
 
 
 async def test_bound_and_deleted_partitions() -> None:
-    async with StreamBroker() as broker, opened(broker.uri) as client:
+    async with StreamBroker() as broker, connect_and_open(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
         broker.create_stream('more')
         for _ in range(2):  # the second call changes nothing
@@ -61,7 +61,7 @@ async def test_virtual_hosts_have_their_own_super_streams() -> None:
 
 async def test_partition_without_a_node() -> None:
     """A stopped node leaves a partition with one replica without a leader."""
-    async with StreamBroker(nodes=3) as broker, opened(broker.uri) as client:
+    async with StreamBroker(nodes=3) as broker, connect_and_open(broker.uri) as client:
         broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
         broker.stop_node(broker.leader('orders-1'))
         found = await client.value(commands.Metadata(('orders-0', 'orders-1', 'orders-2')))
@@ -92,7 +92,7 @@ async def test_refused_super_streams(given: dict[str, Any], error: type[Exceptio
 
 @pytest.mark.parametrize(('version', 'new'), [('4.0', False), ('4.3', True)])
 async def test_version(version: Any, new: bool) -> None:
-    async with StreamBroker(version=version) as broker, opened(broker.uri) as client:
+    async with StreamBroker(version=version) as broker, connect_and_open(broker.uri) as client:
         found = await client.value(commands.ExchangeCommandVersions({}))
         assert (Key.RESOLVE_OFFSET_SPEC in found) == new
 

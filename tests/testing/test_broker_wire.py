@@ -43,7 +43,7 @@ from rbfly.protocol.message_frames import (
 from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.raw import TIMEOUT, RawClient, connected, entries, opened
+from tests.raw_client import TIMEOUT, RawClient, connect, connect_and_open, numbered_entries
 
 
 @pytest_asyncio.fixture
@@ -55,7 +55,7 @@ async def memory() -> AsyncIterator[StreamBroker]:
 
 @pytest_asyncio.fixture
 async def client(memory: StreamBroker) -> AsyncIterator[RawClient]:
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         yield client
 
 
@@ -65,7 +65,7 @@ def filtered(*items: tuple[int, bytes | None]) -> tuple[PublishEntry, ...]:
 
 async def publish(client: RawClient, *ids: int, publisher: int = 0) -> None:
     """Publish a chunk, and wait for its confirms."""
-    client.send(Publish(publisher, entries(*ids)))
+    client.send(Publish(publisher, numbered_entries(*ids)))
     assert await client.receive() == PublishConfirm(publisher, ids)
 
 
@@ -93,7 +93,7 @@ async def subscribe(client: RawClient, offset: Offset, credit: int = 10, id: int
 
 
 async def test_handshake(memory: StreamBroker) -> None:
-    async with connected(memory.uri) as client:
+    async with connect(memory.uri) as client:
         properties = await client.value(commands.PeerProperties({'connection_name': 'test'}))
         assert properties['product'] == 'RabbitMQ'
         assert 'PLAIN' in await client.value(commands.SaslHandshake())
@@ -128,10 +128,10 @@ async def test_authenticating_again(
 
 
 async def test_frame_too_large(memory: StreamBroker) -> None:
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         client.write(struct.pack('>IHH', 2**20 + 1, Key.PUBLISH, 1), b'junk' * 1000)
         assert await client.receive() == commands.Close(0x0E, 'frame too large')
-    async with connected(memory.uri) as client:
+    async with connect(memory.uri) as client:
         client.write(commands.PeerProperties({'x': 'y' * 10_000}).encode(1))
         assert await client.receive() is None
 
@@ -142,7 +142,7 @@ async def test_stop_while_a_client_does_not_read() -> None:
         memory.create_stream('s')
         for _ in range(8):
             memory.publish('s', bytes(2**22))
-        async with opened(memory.uri) as client:
+        async with connect_and_open(memory.uri) as client:
             client.write(
                 Subscribe(0, 's', Offset.FIRST, 8, {}).encode(1), commands.Close().encode(2)
             )
@@ -151,7 +151,7 @@ async def test_stop_while_a_client_does_not_read() -> None:
 
 
 async def test_cut_within_a_frame(memory: StreamBroker) -> None:
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         request = Metadata(()).encode(1)
         memory.cut(after=len(request) + 5)
         client.write(request)
@@ -169,7 +169,7 @@ async def test_frames_in_pieces(client: RawClient) -> None:
 
 
 async def test_heartbeats(memory: StreamBroker) -> None:
-    async with connected(memory.uri) as client:
+    async with connect(memory.uri) as client:
         await client.value(commands.PeerProperties({}))
         await client.value(commands.SaslHandshake())
         await client.value(commands.SaslAuthenticate('ANONYMOUS', b''))
@@ -195,7 +195,7 @@ async def test_broker_survives_random_frames(memory: StreamBroker, rng: random.R
     for _ in range(100):
         if 's' not in memory.streams:  # a random frame has deleted it
             memory.create_stream('s')
-        async with opened(memory.uri) as client:
+        async with connect_and_open(memory.uri) as client:
             await client.value(DeclarePublisher(0, 'p', 's'))
             for _ in range(rng.randrange(1, 20)):
                 body = rng.randbytes(rng.randrange(40))
@@ -204,7 +204,7 @@ async def test_broker_survives_random_frames(memory: StreamBroker, rng: random.R
                 client.write(commands.frame(rng.choice(keys), body))
             client.write(rng.randbytes(rng.randrange(20)))
     memory.create_stream('after')
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         await client.value(DeclarePublisher(0, '', 'after'))
         await publish(client, 1)
 
@@ -286,7 +286,7 @@ async def test_declare_publisher(client: RawClient) -> None:
 
 
 async def test_unknown_publisher(memory: StreamBroker, client: RawClient) -> None:
-    client.send(Publish(7, entries(1, 2)))
+    client.send(Publish(7, numbered_entries(1, 2)))
     assert await client.receive() == PublishError(7, ((1, 0x12), (2, 0x12)))
     client.send(PublishV2(7, filtered((3, None))))
     assert await client.receive() == PublishError(7, ((3, 0x12),))
@@ -299,7 +299,10 @@ async def test_frames_of_one_turn_form_one_chunk(memory: StreamBroker, client: R
     await client.value(DeclarePublisher(0, '', 's'))
     await client.value(DeclarePublisher(1, '', 's'))
     client.send(
-        Publish(0, entries(1, 2)), Publish(1, entries(7)), Publish(0, ()), Publish(0, entries(3))
+        Publish(0, numbered_entries(1, 2)),
+        Publish(1, numbered_entries(7)),
+        Publish(0, ()),
+        Publish(0, numbered_entries(3)),
     )
     assert await client.receive() == PublishConfirm(0, (1, 2, 3))
     assert await client.receive() == PublishConfirm(1, (7,))
@@ -311,7 +314,7 @@ async def test_frames_of_one_turn_form_one_chunk(memory: StreamBroker, client: R
 
 async def test_many_entries(memory: StreamBroker, client: RawClient) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
-    client.send(Publish(0, entries(*range(20_000))))
+    client.send(Publish(0, numbered_entries(*range(20_000))))
     confirmed: list[int] = []
     while len(confirmed) < 20_000:
         confirmed += (await client.receive()).publishing_ids
@@ -330,13 +333,13 @@ async def test_deduplication(memory: StreamBroker, client: RawClient) -> None:
     assert await client.value(QueryPublisherSequence('p', 's')) == 0
     assert await client.code(QueryPublisherSequence('p', 'nothing')) == 0x02
     await client.value(DeclarePublisher(0, 'p', 's'))
-    client.send(Publish(0, entries(3, 4, 2, 4, 10, 9)))
+    client.send(Publish(0, numbered_entries(3, 4, 2, 4, 10, 9)))
     assert await client.receive() == PublishConfirm(0, (2, 4, 9))
     assert await client.receive() == PublishConfirm(0, (3, 4, 10))
     assert memory.messages('s', raw=True) == [b'3', b'4', b'10']
     assert await client.value(QueryPublisherSequence('p', 's')) == 10
     assert await client.value(QueryPublisherSequence('q', 's')) == 0
-    async with opened(memory.uri) as other:
+    async with connect_and_open(memory.uri) as other:
         await other.value(DeclarePublisher(0, 'p', 's'))
         other.send(PublishV2(0, filtered((10, b'a'), (11, b'b'))))
         assert await other.receive() == PublishConfirm(0, (10,))
@@ -349,7 +352,7 @@ async def test_deleted_publisher_receives_no_confirms(
 ) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
     client.write(
-        Publish(0, entries(1)).encode(),
+        Publish(0, numbered_entries(1)).encode(),
         DeletePublisher(0).encode(99),
         DeclarePublisher(0, '', 's').encode(100),
     )
@@ -365,7 +368,7 @@ async def test_chunk_layout(memory: StreamBroker, client: RawClient) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
     before = time.time() * 1000
     batch = struct.pack('>BHII', 0xF0, 5, 99, 4) + b'junk'  # unknown compression
-    client.send(Publish(0, (*entries(1), PublishEntry(2, None, batch))))
+    client.send(Publish(0, (*numbered_entries(1), PublishEntry(2, None, batch))))
     await client.receive()
     await publish(client, 3)
     await client.deliver_v2()
@@ -386,7 +389,7 @@ async def test_chunk_layout(memory: StreamBroker, client: RawClient) -> None:
 @asynccontextmanager
 async def five_chunks(memory: StreamBroker) -> AsyncIterator[RawClient]:
     """Publish five chunks of ten messages, an hour apart, the first three with filter values."""
-    async with opened(memory.uri) as client:
+    async with connect_and_open(memory.uri) as client:
         await client.value(DeclarePublisher(0, '', 's'))
         for i, value in enumerate((b'a', b'b', b'c', b'', None)):
             items = [(10 * i + k, value) for k in range(10)]
@@ -456,7 +459,7 @@ async def test_empty_stream(client: RawClient) -> None:
         await subscribe(client, offset, id=number)
     await nothing_more(client)
     await client.value(DeclarePublisher(0, '', 's'))
-    client.send(Publish(0, entries(1)))
+    client.send(Publish(0, numbered_entries(1)))
     found = [await client.receive() for _ in range(5)]
     assert [item.subscription_id for item in found if isinstance(item, Deliver)] == [0, 1, 2, 3]
 
@@ -554,7 +557,7 @@ async def test_stored_offset_uses_up_an_offset(client: RawClient) -> None:
     client.send(StoreOffset('r', 's', 5))
     await client.value(QueryOffset('r', 's'))
     await publish(client, 1)
-    client.send(StoreOffset('r', 's', 6), Publish(0, entries(2)))  # in one chunk
+    client.send(StoreOffset('r', 's', 6), Publish(0, numbered_entries(2)))  # in one chunk
     assert await client.receive() == PublishConfirm(0, (2,))
     await subscribe(client, Offset.FIRST)
     found = [await chunk(client) for _ in range(2)]
@@ -583,12 +586,12 @@ async def test_stream_deleted_while_in_use(
         response: Any = await client.receive()
         assert (response.correlation_id, response.code) == (99, 1)
     elif who == 'other':
-        async with opened(memory.uri) as other:
+        async with connect_and_open(memory.uri) as other:
             await other.value(Delete('s'))
     else:
         memory.delete_stream('s')
     assert await client.receive() == MetadataUpdate(0x06, 's')
-    client.send(Publish(0, entries(1)))
+    client.send(Publish(0, numbered_entries(1)))
     assert await client.receive() == PublishError(0, ((1, 0x12),))
     assert await client.code(DeletePublisher(0)) == 0x12
     assert await client.code(Unsubscribe(0)) == 0x04

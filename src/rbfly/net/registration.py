@@ -98,7 +98,8 @@ class Owner(Protocol):
 class Registration:
     """Keeps a publisher or a subscription declared while its owner needs it.
 
-    :param patient: the first declaration has no time limit, and retries a cut TLS handshake.
+    :param patient: until it is declared, connecting has no time limit, and a cut TLS handshake is
+        retried.
     :ivar connection: connection of the declaration, open or in progress; else None.
     :ivar id: publisher or subscription id on that connection; -1 without a connection.
     :ivar declared: True once the declaration has been open.

@@ -115,20 +115,16 @@ cdef inline uint64_t place_of(Entry *entry) noexcept:
 cdef inline Py_ssize_t ring_follow(
     Ring *ring, Entry *found, const uint8_t *p, Py_ssize_t count
 ) noexcept:
-    cdef uint64_t position = ring.cursor
-    cdef Py_ssize_t run = 1
+    cdef uint64_t first = ring.cursor, position = first, place = place_of(found)
+    cdef uint64_t end = min(ring.sent, first + <uint64_t> count - 1)
     cdef Entry *next
     if found.spans:
         return 1
-    while run < count and position < ring.sent:
+    while position < end:
         next = entry_at(ring, position)
-        if (
-            next.id != load_u64(p + 8 * run)
-            or place_of(next) != place_of(found)
-            or next.spans | next.state
-        ):
+        p += 8
+        if next.id != load_u64(p) or place_of(next) != place or next.spans | next.state:
             break
         position += 1
-        run += 1
     ring.cursor = position
-    return run
+    return <Py_ssize_t> (position - first) + 1

@@ -17,9 +17,8 @@ class End:
     """Where a subscription ends: before an offset, or after a chunk, perhaps before a time.
 
     :param until: `'now'` for the end of the stream, an offset, or a time.
-    :ivar is_now: it ends no later than the last chunk that the leader has committed when it opens;
-        the caller sets `last` to the id of that chunk.
-    :ivar last: an offset whose chunk is the last to deliver; None until it is set.
+    :ivar is_now: it ends no later than the last chunk that the leader has committed when it opens.
+    :ivar last: an offset whose chunk is the last to deliver; None until it is known.
     """
 
     def __init__(self, until: Literal['now'] | Offset) -> None:
@@ -37,6 +36,11 @@ class End:
     def start_over(self) -> None:
         """The stream was deleted: a new one has an end of its own."""
         self.last: int | None = None if self.is_now else self._offset - 1
+
+    def on_committed(self, chunk_id: int) -> None:
+        """The leader has committed a chunk; -1: none.  What it commits later may be left out."""
+        if self.last is None:
+            self.last = chunk_id
 
     def stop(self, chunk: Chunk) -> int:
         """Return the offset from which on a chunk's messages are not delivered."""

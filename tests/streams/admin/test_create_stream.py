@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from tests import fake as wire
-from tests.fake import FakeBroker, refuse
+from tests import fake_broker as wire
+from tests.fake_broker import FakeBroker, refuse
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import rbfly.streams as rbs
 from brokers.proxy import Direction, Proxy
 from rbfly.protocol.const import Key
 from rbfly.streams.error import OffsetNotStored, ProtocolError, StreamConnectionError
-from tests import fake as wire
-from tests.fake import RESETTING, SILENT, FakeBroker, Handler, Step, refuse
+from tests import fake_broker as wire
+from tests.fake_broker import RESETTING, SILENT, FakeBroker, Handler, Step, refuse
 from tests.streams.publish.test_publish_recovery import default, missing, once
 
 own_clock = pytest.mark.own_clock

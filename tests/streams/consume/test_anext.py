@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rbfly.protocol._cursor import KINDS
-from rbfly.streams._consume._iteration import MessageIterator, SubscriptionBase
+from rbfly.streams._consume._iteration import FastSubscription, MessageIterator
 from rbfly.streams.error import SubscriptionError
 from tests.cursors import Cursor
 from tests.stream_wire import plain_chunk
@@ -32,7 +32,7 @@ class Reader(Cursor):
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
-    async def wait(self, kind: int, limit: int, subscription: SubscriptionBase) -> Any:
+    async def wait(self, kind: int, limit: int, subscription: FastSubscription) -> Any:
         if self.future is not None:
             raise SubscriptionError('is being iterated by another task')
         try:
@@ -80,7 +80,7 @@ async def test_anext_runs_as_a_task(make: Make, waits: bool) -> None:
 @pytest.mark.parametrize('kind', ['context', 'batch'])
 async def test_tasks_receive_contexts_and_batches(make: Make, kind: str) -> None:
     reader = Reader()
-    iterator: Any = MessageIterator(SubscriptionBase(reader, reader), KINDS[kind], 10)
+    iterator: Any = MessageIterator(FastSubscription(reader, reader), KINDS[kind], 10)
     tasks = [make(anext(iterator))]
     await turn()
     reader.put(b'a')
@@ -145,7 +145,7 @@ async def test_timeout_loses_no_message() -> None:
 
 async def test_anext_with_a_default(make: Make) -> None:
     class Ended(Reader):
-        async def wait(self, kind: int, limit: int, subscription: SubscriptionBase) -> Any:
+        async def wait(self, kind: int, limit: int, subscription: FastSubscription) -> Any:
             await super().wait(kind, limit, subscription)
             raise StopAsyncIteration
 

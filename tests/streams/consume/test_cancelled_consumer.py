@@ -9,7 +9,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams.error import MessageTimeout, StreamConnectionError
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
 
 

@@ -31,10 +31,10 @@ from rbfly.protocol import commands
 from rbfly.streams import MessageCtx
 from rbfly.streams.error import ChunkError, FrameError, MessageTimeout, StreamDoesNotExist
 from rbfly.types import Symbol
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import cursor_of
 from tests.streams.test_interop import pika_messages

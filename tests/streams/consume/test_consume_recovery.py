@@ -15,10 +15,10 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import FrameError
 from rbfly.net import registration
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Step
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.sizes import sized
 from tests.streams.publish.test_publish_recovery import default, once

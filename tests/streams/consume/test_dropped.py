@@ -12,9 +12,9 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net.observer import Life
 from rbfly.streams.error import ProtocolError, StreamConnectionError
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, FakeConnection, refuse
+from tests.fake_broker import FakeBroker, FakeConnection, refuse
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, session_of
 

@@ -10,14 +10,14 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import ConnectTimeout
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.fake_subscription import stream_of_chunks
+from tests.group_members import NewClient, publish, take, until_active
 from tests.inside import cluster_of
-from tests.members import NewClient, publish, take, until_active
-from tests.reading import filled
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 HANG = 20.0  # seconds; only a safeguard
 BOTH = pytest.mark.parametrize('kind', ['stream', 'super_stream'])
@@ -247,7 +247,7 @@ async def test_cancelled_while_the_broker_does_not_answer() -> None:
 
 
 async def test_time_to_wait_for_messages_does_not_limit_opening() -> None:
-    stream = filled(1)
+    stream = stream_of_chunks(1)
     entered = asyncio.Event()
 
     async def enter(client: rbs.StreamsClient) -> None:
@@ -296,7 +296,7 @@ async def test_error_of_the_offset_function(client: rbs.StreamsClient, stream: s
 
 
 async def test_gap_is_left_to_the_iteration() -> None:
-    stream = filled(3, 3)
+    stream = stream_of_chunks(3, 3)
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         del stream.chunks[0]  # by retention
         async with client.subscribe(

@@ -17,7 +17,7 @@ import rbfly.streams as rbs
 from rbfly.streams._publish import send_many
 from rbfly.streams._waiting import TURN, let_others_run
 from rbfly.testing import StreamBroker
-from tests.reading import filled, reading
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 
 pytestmark = pytest.mark.both_loops
 
@@ -82,7 +82,7 @@ async def test_every_turn_of_send_many_sends_a_message(
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
 async def test_reading_lets_other_tasks_run(kind: str) -> None:
     handler = Handler()
-    async with reading(filled(COUNT)) as messages:
+    async with subscribe_to_fake(stream_of_chunks(COUNT)) as messages:
         iterator: dict[str, AsyncIterator[Any]] = {
             'body': messages,
             'context': messages.messages(),
@@ -98,7 +98,7 @@ async def test_reading_lets_other_tasks_run_if_handlers_run_in_other_contexts() 
     def handle(message: object) -> None:
         contextvars.copy_context().run(handler, message)
 
-    async with reading(filled(COUNT)) as messages:
+    async with subscribe_to_fake(stream_of_chunks(COUNT)) as messages:
 
         async def run() -> None:
             async for message in messages:
@@ -123,7 +123,7 @@ async def test_messages_that_become_slow_are_noticed_within_sixteen() -> None:
             if len(handler.begun) == COUNT:
                 break
 
-    async with reading(filled(cheap + COUNT)) as messages:
+    async with subscribe_to_fake(stream_of_chunks(cheap + COUNT)) as messages:
         sleeper = asyncio.create_task(handler.sleep())
         await run()
         sleeper.cancel()
@@ -144,7 +144,7 @@ async def test_only_the_first_burst_of_slow_messages_is_noticed_late() -> None:
             if seen == count:
                 break
 
-    async with reading(filled(count)) as messages:
+    async with subscribe_to_fake(stream_of_chunks(count)) as messages:
         sleeper = asyncio.create_task(handler.sleep())
         await run()
         sleeper.cancel()
@@ -160,7 +160,7 @@ async def test_filter_that_drops_everything_lets_other_tasks_run(kind: str) -> N
         return 'wanted' if len(handler.begun) == COUNT else 'not wanted'
 
     wanted = rbs.MessageFilter(extract, {'wanted'})
-    async with reading(filled(COUNT), filter=wanted) as messages:
+    async with subscribe_to_fake(stream_of_chunks(COUNT), filter=wanted) as messages:
         iterator: dict[str, AsyncIterator[Any]] = {
             'body': messages,
             'context': messages.messages(),

@@ -9,14 +9,14 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.protocol.compression import Compression
-from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import FastSubscription
 from rbfly.streams._consume.waiter import Ended
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of
-from tests.reading import filled, reading
 from tests.streams.consume.test_reading import Reader, waiting
 
 HANG = 20.0  # seconds; only a safeguard
@@ -175,7 +175,7 @@ async def test_arguments_of_fetch(arguments: Any, error: type[Exception]) -> Non
 
 
 async def test_fetch_joins_the_chunks_that_have_arrived() -> None:
-    async with reading(filled(2, 1, 3)) as messages:
+    async with subscribe_to_fake(stream_of_chunks(2, 1, 3)) as messages:
         chunks = cursor_of(messages).queue.chunks
         await messages.open()
         await until(lambda: len(chunks) == 3, 'all chunks have arrived')
@@ -201,7 +201,7 @@ async def test_fetch_raises_an_error_after_the_messages_before_it() -> None:
 
 
 async def test_reconnect_during_fetch() -> None:
-    stream = filled(2)
+    stream = stream_of_chunks(2)
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -275,7 +275,7 @@ async def test_fetch_until_the_end_of_a_source() -> None:
     assert await asyncio.wait_for(task, HANG / 2) == [b'c']
     with pytest.raises(Ended):
         await fetch()
-    assert isinstance(reader, SubscriptionBase)
+    assert isinstance(reader, FastSubscription)
 
 
 async def test_close_during_fetch_that_lets_others_run() -> None:

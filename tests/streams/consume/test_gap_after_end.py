@@ -9,7 +9,7 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from rbfly.streams.error import OffsetGapError
 from tests.brokers import until
-from tests.members import HANG, Kept, NewClient, publish
+from tests.group_members import HANG, NewClient, OwnOffsets, publish
 
 END, START = 20, 50
 
@@ -19,7 +19,7 @@ END, START = 20, 50
 async def test_start_after_the_end_is_a_gap(
     clients: NewClient, stream: str, group: str, start: str, grouped: bool
 ) -> None:
-    client, own = clients(), Kept()
+    client, own = clients(), OwnOffsets()
     await publish(client, stream, range(END))
     own.offsets[stream] = START
     offset: Any = {'offset': rbs.Offset.offset(START), 'function': own.start}.get(start)
@@ -50,7 +50,7 @@ async def test_start_at_the_end_is_no_gap(
     client = clients()
     await publish(client, stream, range(END))
     end = await client.resolve_offset(stream, rbs.Offset.NEXT)
-    own = Kept()
+    own = OwnOffsets()
     own.offsets[stream] = end
     async with client.subscribe(
         stream,

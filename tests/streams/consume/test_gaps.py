@@ -12,10 +12,10 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.net.observer import Observer
 from rbfly.streams.error import OffsetGapError, StreamConnectionError, StreamDoesNotExist
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.fake_stream import FakeStream
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cluster_of
-from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
 SIZE = 10_000  # bytes of a message: a segment has two
@@ -271,11 +271,11 @@ def remove(stream: FakeStream, chunks: int) -> None:
 
 
 async def test_each_gap_is_reported_once() -> None:
-    stream = filled(1, 1, 1, 1, 1)
+    stream = stream_of_chunks(1, 1, 1, 1, 1)
     remove(stream, 2)
     refused = iter([0x06, 0x06])
     stream.on_subscribe = lambda reader: next(refused, wire.OK)
-    async with reading(stream, offset=rbs.Offset.offset(1), on_gap='raise') as messages:
+    async with subscribe_to_fake(stream, offset=rbs.Offset.offset(1), on_gap='raise') as messages:
         with pytest.raises(OffsetGapError, match='has removed offset 1 before'):
             await anext(messages)
         assert await anext(messages) == b'2'
@@ -283,9 +283,9 @@ async def test_each_gap_is_reported_once() -> None:
 
 
 async def test_wider_gap_is_reported_from_the_last_one() -> None:
-    stream = filled(1, 1, 1, 1, 1)
+    stream = stream_of_chunks(1, 1, 1, 1, 1)
     remove(stream, 2)
-    async with reading(stream, offset=rbs.Offset.offset(0), on_gap='raise') as messages:
+    async with subscribe_to_fake(stream, offset=rbs.Offset.offset(0), on_gap='raise') as messages:
         with pytest.raises(OffsetGapError) as caught:
             await anext(messages)
         assert (caught.value.wanted, caught.value.first) == (0, 2)
@@ -298,9 +298,9 @@ async def test_wider_gap_is_reported_from_the_last_one() -> None:
 
 async def test_replica_that_has_the_messages_delivers_them() -> None:
     """Each replica removes segments on its own."""
-    stream = filled(1, 1, 1)
+    stream = stream_of_chunks(1, 1, 1)
     first, *stream.chunks = stream.chunks
-    async with reading(stream, offset=rbs.Offset.offset(0), on_gap='raise') as messages:
+    async with subscribe_to_fake(stream, offset=rbs.Offset.offset(0), on_gap='raise') as messages:
         with pytest.raises(OffsetGapError):
             await anext(messages)
         stream.chunks.insert(0, first)
@@ -308,15 +308,15 @@ async def test_replica_that_has_the_messages_delivers_them() -> None:
 
 
 async def test_broker_without_statistics_reports_no_gap() -> None:
-    stream = filled(1, 1)
+    stream = stream_of_chunks(1, 1)
     remove(stream, 1)
-    async with reading(stream, '3.10.0', offset=rbs.Offset.offset(0)) as messages:
+    async with subscribe_to_fake(stream, '3.10.0', offset=rbs.Offset.offset(0)) as messages:
         assert await anext(messages) == b'1'
 
 
 async def test_stream_created_again_has_its_own_error() -> None:
-    stream = filled(1, 1, 1)
-    async with reading(stream, on_gap='raise') as messages:
+    stream = stream_of_chunks(1, 1, 1)
+    async with subscribe_to_fake(stream, on_gap='raise') as messages:
         assert [await anext(messages) for _ in range(3)] == [b'0', b'1', b'2']
         stream.recreate()
         stream.append(b'new')

@@ -13,11 +13,11 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
 from tests.fake_stream import FakeStream
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of
-from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
 
@@ -155,8 +155,8 @@ def move(stream: FakeStream) -> None:
 
 async def test_recreated_stream_without_a_chunk_at_the_old_offset() -> None:
     """It has a stored offset there, which is not delivered."""
-    stream = filled(3, 1)
-    async with reading(stream) as messages:
+    stream = stream_of_chunks(3, 1)
+    async with subscribe_to_fake(stream) as messages:
         await take(messages, 4)
         move(stream)
         stream.recreate()
@@ -169,8 +169,8 @@ async def test_recreated_stream_without_a_chunk_at_the_old_offset() -> None:
 
 
 async def test_stream_whose_last_chunk_was_removed_by_retention_is_the_same() -> None:
-    stream = filled(3, 1)
-    async with reading(stream) as messages:
+    stream = stream_of_chunks(3, 1)
+    async with subscribe_to_fake(stream) as messages:
         await take(messages, 4)
         move(stream)
         stream.skip(6)
@@ -181,8 +181,8 @@ async def test_stream_whose_last_chunk_was_removed_by_retention_is_the_same() ->
 
 @pytest.mark.parametrize('new', [2, 9])
 async def test_recreated_stream_on_a_broker_without_stream_stats(new: int) -> None:
-    stream = filled(1, 1, 1, 1)
-    async with reading(stream, '3.10.8') as messages:
+    stream = stream_of_chunks(1, 1, 1, 1)
+    async with subscribe_to_fake(stream, '3.10.8') as messages:
         await take(messages, 4)
         move(stream)
         stream.recreate()
@@ -198,10 +198,10 @@ async def test_recreated_stream_on_a_broker_without_stream_stats(new: int) -> No
 @pytest.mark.parametrize('new', [2, 9])
 async def test_recreated_stream_read_through_a_filter(new: int) -> None:
     """No matching message is lost, though the broker omits chunks."""
-    stream = filled(1, 1, 1, 1)
+    stream = stream_of_chunks(1, 1, 1, 1)
     stream.wants = lambda reader, data: data[-1:] in b'1379'
     only = rbs.MessageFilter(lambda ctx: str(ctx.body)[-2:-1], set('1379'))
-    async with reading(stream, filter=only) as messages:
+    async with subscribe_to_fake(stream, filter=only) as messages:
         assert await take(messages, 2) == [b'1', b'3']
         move(stream)
         stream.recreate()
@@ -217,10 +217,10 @@ async def test_recreated_stream_read_through_a_filter(new: int) -> None:
 
 
 async def test_filter_that_omits_the_last_chunk_at_next() -> None:
-    stream = filled(1, 1)
+    stream = stream_of_chunks(1, 1)
     stream.wants = lambda reader, data: data[-1:] == b'x'
     only = rbs.MessageFilter(lambda ctx: str(ctx.body), {str(b'x')})
-    async with reading(stream, filter=only, offset=rbs.Offset.NEXT) as messages:
+    async with subscribe_to_fake(stream, filter=only, offset=rbs.Offset.NEXT) as messages:
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: len(stream.readers) == 1, 'the client has subscribed')
         move(stream)
@@ -234,9 +234,9 @@ async def test_filter_that_omits_the_last_chunk_at_next() -> None:
 
 async def test_stream_deleted_before_the_client_subscribed() -> None:
     """The client reads all of the new stream, regardless of where the old one ended."""
-    stream = filled(1, 1, 1)
+    stream = stream_of_chunks(1, 1, 1)
     stream.on_subscribe = lambda reader: 0x02
-    async with reading(stream, offset=rbs.Offset.NEXT) as messages:
+    async with subscribe_to_fake(stream, offset=rbs.Offset.NEXT) as messages:
         with pytest.raises(StreamDoesNotExist):
             await anext(messages)
         stream.recreate()
@@ -261,9 +261,9 @@ async def test_no_offset_is_stored_until_the_stream_is_recognized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither the interval nor the close stores one: the stream may be a new, empty one."""
-    stream = filled(1, 1, 1, 1)
+    stream = stream_of_chunks(1, 1, 1, 1)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
-    async with reading(stream, commit=tracking) as messages:
+    async with subscribe_to_fake(stream, commit=tracking) as messages:
         await take(messages, 4)
         await until(lambda: stored(stream) == 1, 'an offset is stored')
         move(stream)
@@ -280,9 +280,9 @@ async def test_no_offset_is_stored_until_the_stream_is_recognized(
 
 
 async def test_offset_is_stored_once_the_stream_is_recognized() -> None:
-    stream = filled(1, 1)
+    stream = stream_of_chunks(1, 1)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
-    async with reading(stream, commit=tracking) as messages:
+    async with subscribe_to_fake(stream, commit=tracking) as messages:
         await take(messages, 2)
         await until(lambda: stored(stream) == 1, 'an offset is stored')
         move(stream)

@@ -19,9 +19,9 @@ import rbfly.streams as rbs
 from rbfly.net import registration, retry
 from rbfly.protocol._chunk import Chunk
 from rbfly.streams.error import StreamDoesNotExist
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, FakeConnection, Frame
+from tests.fake_broker import FakeBroker, FakeConnection, Frame
 from tests.fake_stream import FakeStream, Reader
 from tests.inside import cursor_of
 

@@ -10,10 +10,10 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of
-from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
 
@@ -71,7 +71,7 @@ async def test_timeout_of_the_subscription_applies_to_the_first_message(
 
 
 async def test_max_wait_of_zero_joins_what_has_arrived() -> None:
-    async with reading(filled(2, 1, 3)) as messages:
+    async with subscribe_to_fake(stream_of_chunks(2, 1, 3)) as messages:
         chunks = cursor_of(messages).queue.chunks
         await messages.open()
         await until(lambda: len(chunks) == 3, 'all chunks have arrived')
@@ -93,7 +93,7 @@ async def test_max_wait_is_checked(max_wait: Any) -> None:
 async def test_time_counts_from_the_first_message_even_if_waiting_is_cancelled() -> None:
     stream = FakeStream()
     clock = asyncio.get_running_loop().time
-    async with reading(stream, timeout=None) as messages:
+    async with subscribe_to_fake(stream, timeout=None) as messages:
         await messages.open()
         stream.append(b'0')
         await asyncio.sleep(5)
@@ -114,7 +114,7 @@ async def test_time_counts_from_the_first_message_even_if_waiting_is_cancelled()
 async def test_batch_that_is_full_does_not_wait() -> None:
     stream = FakeStream()
     clock = asyncio.get_running_loop().time
-    async with reading(stream, timeout=None) as messages:
+    async with subscribe_to_fake(stream, timeout=None) as messages:
         await messages.open()
         begun = clock()
         joining = asyncio.ensure_future(anext(messages.batches(3, max_wait=10)))
@@ -129,7 +129,7 @@ async def test_batch_that_is_full_does_not_wait() -> None:
 @pytest.mark.own_clock
 async def test_credit_of_a_chunk_returns_when_it_joins() -> None:
     stream = FakeStream()
-    async with reading(stream, timeout=None, initial_credit=1) as messages:
+    async with subscribe_to_fake(stream, timeout=None, initial_credit=1) as messages:
         await messages.open()
         joining = asyncio.ensure_future(anext(messages.batches(max_wait=10)))
         for i in range(20):
@@ -140,7 +140,7 @@ async def test_credit_of_a_chunk_returns_when_it_joins() -> None:
 
 @pytest.mark.own_clock
 async def test_messages_before_the_batch_are_finished_while_it_waits() -> None:
-    stream = filled(3)
+    stream = stream_of_chunks(3)
     tracking = rbs.OffsetTracking('reader', every=1, interval=0)
     async with (
         FakeBroker(on=stream.handlers()) as fake,
@@ -182,7 +182,7 @@ async def test_stop_drops_a_batch_that_waits_for_more(
 
 @pytest.mark.parametrize('cuts', [1, 3])
 async def test_reconnect_during_a_batch(cuts: int) -> None:
-    stream = filled(1)
+    stream = stream_of_chunks(1)
     found: list[Any] = []
     async with (
         FakeBroker(on=stream.handlers()) as fake,
@@ -214,7 +214,7 @@ async def test_reconnect_during_a_batch(cuts: int) -> None:
 
 
 async def test_messages_are_delivered_before_the_stream_is_found_deleted() -> None:
-    stream = filled(2)
+    stream = stream_of_chunks(2)
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -234,7 +234,7 @@ async def test_messages_are_delivered_before_the_stream_is_found_deleted() -> No
 
 
 async def test_messages_are_delivered_before_the_stream_is_found_replaced() -> None:
-    stream = filled(2)
+    stream = stream_of_chunks(2)
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -252,8 +252,8 @@ async def test_messages_are_delivered_before_the_stream_is_found_replaced() -> N
 
 
 async def test_dropped_batch_of_several_chunks_is_received_again() -> None:
-    stream = filled(1, 1, 1, 1, 1)
-    async with reading(stream) as messages:
+    stream = stream_of_chunks(1, 1, 1, 1, 1)
+    async with subscribe_to_fake(stream) as messages:
         assert list(await anext(messages.batches(1))) == [b'0']
         joining = asyncio.ensure_future(anext(messages.batches(max_wait=HANG)))
         await until(lambda: cursor_of(messages).position == 5, 'the messages have joined')
@@ -302,8 +302,8 @@ async def test_cancelled_joining_loses_no_message(rng: random.Random) -> None:
 
 
 async def test_slow_consumer_holds_no_more_than_its_credit() -> None:
-    stream = filled(*[1] * 50)
-    async with reading(stream, initial_credit=4) as messages:
+    stream = stream_of_chunks(*[1] * 50)
+    async with subscribe_to_fake(stream, initial_credit=4) as messages:
         found: list[Any] = []
         async for batch in messages.batches(5, max_wait=HANG):
             found += batch

@@ -8,8 +8,8 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.group_members import HANG, NewClient, Reader, hand_over_late, publish, until_active
 from tests.inside import session_of
-from tests.members import HANG, NewClient, Reader, hand_over_late, publish, until_active
 
 
 async def until_lost(session: Any) -> None:

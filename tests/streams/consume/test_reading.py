@@ -9,12 +9,12 @@ import rbfly.streams as rbs
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._cursor import MessageCursor
 from rbfly.protocol._decoder import Decoder
-from rbfly.streams._consume._iteration import SubscriptionBase
+from rbfly.streams._consume._iteration import FastSubscription
 from rbfly.streams._consume.waiter import MessageWaiter
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist, SubscriptionError
 from tests.brokers import until
+from tests.fake_subscription import HANG, stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of
-from tests.reading import HANG, filled, reading
 from tests.stream_wire import plain_chunk
 
 pytestmark = pytest.mark.both_loops
@@ -58,7 +58,7 @@ class Source:
     on_yield = on_progress = on_replaced = on_end = lambda self: None
 
 
-class Reader(SubscriptionBase):
+class Reader(FastSubscription):
     """Reads a source."""
 
     def __init__(self, timeout: float | None = None) -> None:
@@ -120,8 +120,8 @@ async def test_timeout_and_two_tasks() -> None:
 
 @pytest.mark.parametrize('taken', [1, 2, 3, 4])
 async def test_dropped_queue_returns_its_credit_and_loses_no_message(taken: int) -> None:
-    stream = filled(3, 3, 3, 3)
-    async with reading(stream, initial_credit=2) as messages:
+    stream = stream_of_chunks(3, 3, 3, 3)
+    async with subscribe_to_fake(stream, initial_credit=2) as messages:
         session = session_of(messages)
         found = [await anext(messages)]
         await until(lambda: len(session.cursor.queue.chunks) == 1, 'both chunks have arrived')
@@ -138,7 +138,7 @@ async def test_dropped_queue_returns_its_credit_and_loses_no_message(taken: int)
 
 async def test_closed_while_a_task_lets_others_run() -> None:
     """The task ends its iteration, rather than wait forever."""
-    stream = filled(*[1] * 12)
+    stream = stream_of_chunks(*[1] * 12)
     closing: list[asyncio.Future[None]] = []
 
     async def read(messages: rbs.Subscription) -> None:
@@ -146,7 +146,7 @@ async def test_closed_while_a_task_lets_others_run() -> None:
             if cursor_of(messages).must_yield:
                 closing.append(asyncio.ensure_future(messages.aclose()))
 
-    async with reading(stream, initial_credit=12) as messages:
+    async with subscribe_to_fake(stream, initial_credit=12) as messages:
         await anext(messages)
         await until(lambda: len(cursor_of(messages).queue.chunks) == 11, 'all chunks have arrived')
         await asyncio.wait_for(read(messages), HANG / 2)

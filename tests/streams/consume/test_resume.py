@@ -26,11 +26,11 @@ from rbfly.streams.error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests import fake_stream
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Step
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream, Reader
 from tests.inside import cursor_of
 

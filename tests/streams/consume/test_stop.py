@@ -10,12 +10,12 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame
+from tests.fake_broker import FakeConnection as Peer
+from tests.fake_subscription import stream_of_chunks
 from tests.inside import session_of
-from tests.reading import filled
 
 HANG = 20.0  # seconds; only a safeguard
 COUNT = 20
@@ -269,7 +269,7 @@ async def test_stop_during_an_outage_stores_the_offset_on_another_connection() -
 
 
 async def test_stopped_subscription_that_was_opening_delivers_nothing() -> None:
-    stream = filled(1)
+    stream = stream_of_chunks(1)
     asked: list[tuple[Peer, Frame]] = []
 
     def on_query(peer: Peer, request: Frame) -> None:
@@ -307,7 +307,7 @@ async def test_open_ends_when_the_subscription_stops() -> None:
 
 
 async def test_offset_is_stored_again_if_the_connection_is_lost_before_it_is_read_back() -> None:
-    stream = filled(5)
+    stream = stream_of_chunks(5)
     asked: list[Peer] = []
 
     def stored(peer: Peer, request: Frame) -> None:
@@ -331,7 +331,7 @@ async def test_offset_is_stored_again_if_the_connection_is_lost_before_it_is_rea
 
 
 async def test_offset_that_the_broker_ignores_is_reported() -> None:
-    stream = filled(5)
+    stream = stream_of_chunks(5)
 
     def stored(peer: Peer, request: Frame) -> None:
         peer.respond(request, 1)
@@ -352,7 +352,7 @@ async def test_offset_that_the_broker_ignores_is_reported() -> None:
 @pytest.mark.own_clock
 async def test_close_gives_up_waiting_for_the_program() -> None:
     async with (
-        FakeBroker(on=filled(5).handlers()) as fake,
+        FakeBroker(on=stream_of_chunks(5).handlers()) as fake,
         rbs.streams_client(fake.uri, close_timeout=3) as client,
     ):
         messages = subscribe(client, 'test', amqp=False, timeout=None)
@@ -376,7 +376,7 @@ async def test_close_gives_up_waiting_for_the_program() -> None:
 
 @pytest.mark.both_loops
 async def test_cancelled_end_of_an_iteration_closes_the_subscription() -> None:
-    stream = filled(5)
+    stream = stream_of_chunks(5)
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         for i in range(12):
             messages = subscribe(client, 'test', amqp=False)

@@ -11,10 +11,10 @@ import rbfly.streams as rbs
 from rbfly.error import MessageContextError
 from rbfly.streams import MessageCtx
 from rbfly.streams.error import StreamDoesNotExist, SubscriptionError
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame
+from tests.fake_broker import FakeConnection as Peer
 
 COUNT = 1000
 FREE_IDS = 256

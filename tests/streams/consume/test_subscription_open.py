@@ -9,12 +9,12 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cluster_of, cursor_of, session_of
-from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
 
@@ -128,7 +128,7 @@ async def test_connection_lost_during_open() -> None:
 
 
 async def test_open_during_an_outage_waits_for_its_end() -> None:
-    stream = filled(1)
+    stream = stream_of_chunks(1)
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -145,7 +145,7 @@ async def test_open_during_an_outage_waits_for_its_end() -> None:
 
 async def test_open_drops_no_message_that_has_arrived() -> None:
     """Not even if the stream was deleted since."""
-    stream = filled(1, 1)
+    stream = stream_of_chunks(1, 1)
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -194,7 +194,7 @@ async def test_closed_during_open() -> None:
 
 
 async def test_disconnected_during_open() -> None:
-    async with reading(FakeStream(), timeout=None) as messages:
+    async with subscribe_to_fake(FakeStream(), timeout=None) as messages:
         task = asyncio.create_task(messages.open())
         await asyncio.sleep(0)
         await cluster_of(session_of(messages)).close()

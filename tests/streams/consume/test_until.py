@@ -27,11 +27,11 @@ from rbfly.streams.error import (
 )
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS, Connection
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
 from tests.fake_stream import FakeStream
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of
-from tests.reading import filled, reading
 
 HANG = 20.0  # seconds; only a safeguard
 
@@ -323,8 +323,8 @@ async def test_offset_is_stored_at_the_end(client: rbs.StreamsClient, stream: st
 
 
 async def test_ended_subscription_leaves_the_broker() -> None:
-    stream = filled(2)
-    async with reading(stream, until='now') as messages:
+    stream = stream_of_chunks(2)
+    async with subscribe_to_fake(stream, until='now') as messages:
         assert await bodies(messages) == [b'0', b'1']
         assert not stream.reader.live
         stream.append(b'late')
@@ -466,7 +466,7 @@ async def test_wrong_arguments(
 
 
 async def test_broker_without_statistics() -> None:
-    async with reading(filled(1), '3.10.0', until='now') as messages:
+    async with subscribe_to_fake(stream_of_chunks(1), '3.10.0', until='now') as messages:
         with pytest.raises(SubscriptionError, match=r'`until` requires RabbitMQ 3\.11'):
             await anext(messages)
 
@@ -532,15 +532,15 @@ async def test_answer_after_a_chunk_proves_nothing() -> None:
     stream.append(b'1')
     stream.counts_skipped = True
     stream.skip(1)
-    async with reading(stream, until='now', initial_credit=1) as messages:
+    async with subscribe_to_fake(stream, until='now', initial_credit=1) as messages:
         assert await bodies(messages) == [b'0', b'1']
     assert stream.reader.sent == 2
 
 
 async def test_connection_lost_at_the_end() -> None:
     """Everything was delivered: the client need not connect again."""
-    stream = filled(1)
-    async with reading(stream, until='now') as messages:
+    stream = stream_of_chunks(1)
+    async with subscribe_to_fake(stream, until='now') as messages:
         assert await anext(messages) == b'0'
         stream.reader.peer.transport.abort()
         assert await bodies(messages) == []
@@ -549,8 +549,8 @@ async def test_connection_lost_at_the_end() -> None:
 
 async def test_open_after_the_last_message() -> None:
     """The connection is lost, and nothing is left to open."""
-    stream = filled(1)
-    async with reading(stream, until='now') as messages:
+    stream = stream_of_chunks(1)
+    async with subscribe_to_fake(stream, until='now') as messages:
         await messages.open()
         assert await anext(messages) == b'0'
         registration = session_of(messages).registration
@@ -565,11 +565,11 @@ async def test_open_after_the_last_message() -> None:
 
 
 async def test_damaged_last_chunk() -> None:
-    stream = filled(1)
+    stream = stream_of_chunks(1)
     data = bytearray(wire.chunk(1, [b'bad'], stream.timestamp))
     data[-1] ^= 1
     stream.append_chunk(bytes(data), 1)
-    async with reading(stream, until='now') as messages:
+    async with subscribe_to_fake(stream, until='now') as messages:
         assert await anext(messages) == b'0'
         with pytest.raises(rbs.ChunkError):
             await anext(messages)
@@ -578,7 +578,7 @@ async def test_damaged_last_chunk() -> None:
 
 async def test_answer_for_a_removed_subscription_proves_nothing() -> None:
     """The broker has removed the subscription, then answers on the same connection."""
-    stream = filled(1, 1)
+    stream = stream_of_chunks(1, 1)
     grant = stream.grant
 
     def remove(peer: wire.FakeConnection, request: wire.Frame) -> None:
@@ -589,6 +589,6 @@ async def test_answer_for_a_removed_subscription_proves_nothing() -> None:
         peer.send(MetadataUpdate(0x06, 'test').encode())
 
     stream.grant = remove  # type: ignore[method-assign]
-    async with reading(stream, until='now', initial_credit=1) as messages:
+    async with subscribe_to_fake(stream, until='now', initial_credit=1) as messages:
         assert await bodies(messages) == [b'0', b'1']
     assert len(stream.readers) == 2

@@ -12,12 +12,12 @@ import rbfly.streams as rbs
 from rbfly.net import registration
 from rbfly.streams._consume import watchdog
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of
-from tests.reading import filled, reading
 
 NEVER = 1000.0  # seconds
 
@@ -63,8 +63,8 @@ async def test_broker_that_stops_delivering(
     offset: rbs.Offset, found: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    stream = filled(1, 1)
-    async with reading(stream, offset=offset) as messages:
+    stream = stream_of_chunks(1, 1)
+    async with subscribe_to_fake(stream, offset=offset) as messages:
         assert [await anext(messages) for _ in found] == found
         for i in range(2, 5):
             waiting = asyncio.ensure_future(anext(messages))
@@ -82,20 +82,20 @@ async def test_broker_that_stops_delivering(
 
 
 async def test_broker_that_stops_before_the_first_chunk() -> None:
-    stream = filled(1, 1)
+    stream = stream_of_chunks(1, 1)
 
     def lose(reader: Any) -> int:
         reader.live = len(stream.readers) > 1
         return wire.OK
 
     stream.on_subscribe = lose
-    async with reading(stream) as messages:
+    async with subscribe_to_fake(stream) as messages:
         assert await anext(messages) == b'0'
 
 
 async def test_stream_recreated_without_a_metadata_update() -> None:
-    stream = filled(1, 1, 1, 1)
-    async with reading(stream) as messages:
+    stream = stream_of_chunks(1, 1, 1, 1)
+    async with subscribe_to_fake(stream) as messages:
         for _ in range(4):
             await anext(messages)
         stream.reader.live = False
@@ -118,8 +118,8 @@ async def test_stream_recreated_without_a_metadata_update() -> None:
     ],
 )
 async def test_idle_stream_causes_no_resubscription(offset: rbs.Offset) -> None:
-    stream = filled(1, 1, 1)
-    async with reading(stream, offset=offset, on_gap='ignore') as messages:
+    stream = stream_of_chunks(1, 1, 1)
+    async with subscribe_to_fake(stream, offset=offset, on_gap='ignore') as messages:
         waiting = asyncio.ensure_future(read_on(messages))
         await until(
             lambda: bool(stream.readers) and polls(stream) > 5, 'the client has polled repeatedly'
@@ -135,7 +135,7 @@ async def read_on(messages: rbs.Subscription) -> None:
 
 async def test_empty_stream_causes_no_resubscription() -> None:
     stream = FakeStream()
-    async with reading(stream) as messages:
+    async with subscribe_to_fake(stream) as messages:
         waiting = asyncio.ensure_future(anext(messages))
         await until(
             lambda: bool(stream.readers) and polls(stream) > 5, 'the client has polled repeatedly'
@@ -147,8 +147,8 @@ async def test_empty_stream_causes_no_resubscription() -> None:
 
 async def test_each_chunk_causes_one_resubscription() -> None:
     """The chunk may contain stored offsets, which are never delivered."""
-    stream = filled(1, 1)
-    async with reading(stream) as messages:
+    stream = stream_of_chunks(1, 1)
+    async with subscribe_to_fake(stream) as messages:
         waiting = asyncio.ensure_future(read_on(messages))
         await until(
             lambda: bool(stream.readers) and stream.reader.sent == 2, 'both chunks are delivered'
@@ -167,8 +167,8 @@ async def test_reported_chunk_has_time_to_arrive(
     """The broker reports a chunk before it delivers it."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(watchdog, 'GRACE', NEVER)
-    stream = filled(1, 1)
-    async with reading(stream) as messages:
+    stream = stream_of_chunks(1, 1)
+    async with subscribe_to_fake(stream) as messages:
         for _ in range(2):
             await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
@@ -193,8 +193,8 @@ async def test_polls_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> No
             found.append(seconds)
 
     monkeypatch.setattr(watchdog.DeliveryWatchdog, '_set', recorded)
-    stream = filled(1)
-    async with reading(stream) as messages:
+    stream = stream_of_chunks(1)
+    async with subscribe_to_fake(stream) as messages:
         await anext(messages)
         for _ in range(2):
             found.clear()
@@ -210,8 +210,8 @@ async def test_polls_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_filtered_subscriptions_and_old_brokers_are_not_polled() -> None:
     only = rbs.MessageFilter(lambda ctx: str(ctx.body), {'x'})
     for arguments in ({'filter': only}, {'version': '3.10.8'}):
-        stream = filled(1)
-        async with reading(stream, **arguments, timeout=0.1) as messages:
+        stream = stream_of_chunks(1)
+        async with subscribe_to_fake(stream, **arguments, timeout=0.1) as messages:
             with pytest.raises(MessageTimeout):
                 await read_on(messages)
             assert session_of(messages)._watchdog.timer is None
@@ -219,8 +219,8 @@ async def test_filtered_subscriptions_and_old_brokers_are_not_polled() -> None:
 
 
 async def test_no_polls_while_no_task_waits() -> None:
-    stream = filled(1)
-    async with reading(stream) as messages:
+    stream = stream_of_chunks(1)
+    async with subscribe_to_fake(stream) as messages:
         await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: polls(stream) > 0, 'the client has polled')
@@ -238,7 +238,7 @@ async def test_no_polls_while_no_task_waits() -> None:
 @pytest.mark.parametrize('end', ['closed', 'lost', 'moved', 'dropped'])
 async def test_timer_ends_with_the_subscription(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, 'SILENCE', NEVER)
-    stream = filled(1)
+    stream = stream_of_chunks(1)
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
         found = session_of(messages)._watchdog

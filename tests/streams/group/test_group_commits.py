@@ -7,9 +7,9 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.group_members import HANG, NewClient, Reader, publish, take, until_active
 from tests.inside import session_of
-from tests.members import HANG, NewClient, Reader, publish, take, until_active
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 MANUAL: dict[str, Any] = {
     'commit': rbs.OffsetTracking(manual=True),

@@ -21,8 +21,8 @@ from rbfly.testing import StreamBroker
 from rbfly.testing.group import ACTIVE, WAITING
 from rbfly.testing.stream import Stream
 from tests.brokers import until
+from tests.group_members import take
 from tests.inside import cluster_of, cursor_of, session_of
-from tests.members import take
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 GROUP = 'billing'

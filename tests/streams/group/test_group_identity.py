@@ -12,8 +12,8 @@ from rbfly.streams import events
 from rbfly.streams.error import StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from rbfly.testing.stream import Stream
+from tests.group_members import HANG, NewClient, OwnOffsets, publish, take, until_active
 from tests.inside import session_of
-from tests.members import HANG, Kept, NewClient, publish, take, until_active
 
 OLD, NEW = 50, 20
 
@@ -68,7 +68,7 @@ async def test_recreated_stream_is_read_from_its_first_message(
     new: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client, own = clients(), Kept()
+    client, own = clients(), OwnOffsets()
     await publish(client, stream, range(OLD))
     offset: Any = {'by the program': own.start, 'resolved': rbs.Offset.offset(OLD - 1)}
     tracking = rbs.OffsetTracking(manual=True) if kept == 'by the broker' else None
@@ -95,7 +95,7 @@ async def test_member_that_stood_by_recognizes_the_stream(
     clients: NewClient, stream: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has received no message of the former stream."""
-    client, own = clients(), Kept()
+    client, own = clients(), OwnOffsets()
     await publish(client, stream, range(OLD))
     options: Any = {'group': group, 'offset': own.start, 'timeout': HANG}
     async with clients().subscribe(stream, **options) as first:
@@ -117,7 +117,7 @@ async def test_member_that_handed_over_recognizes_the_stream(
     clients: NewClient, stream: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It joined while the stream was empty, and another member was active since."""
-    client, own = clients(), Kept()
+    client, own = clients(), OwnOffsets()
     options: Any = {'group': group, 'offset': own.start, 'timeout': HANG}
     async with clients().subscribe(stream, **options) as first:
         await first.open()
@@ -146,7 +146,7 @@ async def test_member_that_handed_over_recognizes_the_stream(
 async def test_offset_function_is_called_again_after_a_message_of_the_new_stream(
     clients: NewClient, stream: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, own = clients(), Kept()
+    client, own = clients(), OwnOffsets()
     await publish(client, stream, range(OLD))
     async with clients().subscribe(stream, group=group, offset=own.start, timeout=HANG) as messages:
         await take(messages, OLD)
@@ -167,7 +167,7 @@ async def test_the_same_stream_goes_on_after_retention(
     clients: NewClient, stream_name: str, group: str
 ) -> None:
     """The chunk that identified it is gone."""
-    client, own = clients(), Kept()
+    client, own = clients(), OwnOffsets()
     size = 10_000
     await client.create_stream(stream_name, max_length_bytes=6 * size, segment_size=2 * size)
     async with client.publisher(stream_name) as publisher:
@@ -186,7 +186,7 @@ async def test_the_same_stream_goes_on_after_retention(
 @pytest.mark.parametrize('start', ['function', 'mapping'])
 @pytest.mark.parametrize('noticed', [True, False])
 async def test_partition_that_was_created_again(noticed: bool, start: str, grouped: bool) -> None:
-    own = Kept()
+    own = OwnOffsets()
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
         broker.publish('orders-0', *range(OLD))
@@ -223,7 +223,7 @@ async def test_partition_that_was_created_again(noticed: bool, start: str, group
 async def test_partition_that_was_bound_again_is_the_same_stream(
     grouped: bool, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, bound = Kept(), ['orders-0', 'orders-1']
+    own, bound = OwnOffsets(), ['orders-0', 'orders-1']
 
     async def query(*_: Any) -> tuple[str, ...]:
         return tuple(bound)
@@ -256,7 +256,7 @@ async def test_partition_that_was_bound_again_is_the_same_stream(
 async def test_super_stream_that_was_created_again(
     clients: NewClient, super_stream: str, group: str, start: str, grouped: bool
 ) -> None:
-    client, own = clients(), Kept()
+    client, own = clients(), OwnOffsets()
     partition = (await client.super_stream(super_stream).partitions())[0]
     await publish(client, partition, range(OLD))
     own.offsets[partition] = 10
@@ -295,7 +295,7 @@ async def test_leader_that_has_not_committed_the_known_chunk(
 
     monkeypatch.setattr(Stream, 'at', chunk_at)
     monkeypatch.setattr(Stream, 'stats', stats_of)
-    own = Kept()
+    own = OwnOffsets()
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_stream('orders')
         broker.publish('orders', *range(OLD))

@@ -10,8 +10,8 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
+from tests.group_members import NewClient, Reader, publish, take, until_active
 from tests.inside import session_of
-from tests.members import NewClient, Reader, publish, take, until_active
 
 AUTO: dict[str, Any] = {'commit': 'auto', 'offset': rbs.Offset.FIRST}
 ROUTE = rbs.by_hash(str)

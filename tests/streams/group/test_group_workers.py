@@ -8,7 +8,7 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
-from tests.supers import super_stream_of
+from tests.super_streams import super_stream_of
 
 HANG = 60.0  # seconds; only a bug makes a test wait that long
 PARTITIONS = 8

@@ -13,7 +13,7 @@ import pytest
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from perf import programs
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 HANG = 15.0  # seconds; only a bug makes a test wait that long
 PARTITIONS = 3

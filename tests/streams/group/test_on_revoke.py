@@ -10,9 +10,9 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.group_members import HANG, NewClient, publish, take, until_active
 from tests.inside import session_of
-from tests.members import HANG, NewClient, publish, take, until_active
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 # A slow broker must not give the timer time to store an offset that the test does not expect.
 AT_THE_END = rbs.OffsetTracking(every=0, interval=0)

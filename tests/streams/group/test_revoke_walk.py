@@ -22,9 +22,9 @@ from brokers.proxy import Proxy
 from rbfly.net import retry
 from rbfly.net.observer import Observer
 from tests.brokers import until
+from tests.group_members import publish
 from tests.inside import cluster_of
-from tests.members import publish
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 HANG = 60.0  # seconds; only a bug makes a test wait that long
 MEMBERS = 4  # at most

@@ -13,7 +13,7 @@ import rbfly.streams as rbs
 from rbfly.streams._group import stranded
 from rbfly.testing import StreamBroker
 from rbfly.testing import group as testing_group
-from tests.supers import subscribe_to
+from tests.super_streams import subscribe_to
 
 GROUP = 'billing'
 AFTER = 60.0  # seconds without progress

@@ -9,9 +9,9 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import ArgumentError
 from rbfly.streams._offsets import last_messages as counting
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.fake_stream import OFFSET, FakeStream, Reader
-from tests.reading import filled, reading
+from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 
 HANG = 20.0  # seconds; only a safeguard
 SEGMENT = 100_000
@@ -216,13 +216,15 @@ async def test_chunks_of_many_sizes(version: str) -> None:
         stream.append(*(b'%d' % i for i in range(stream.end, stream.end + size)))
         stream.skip(size * 3)
     for count in range(1, len(stored) + 1):
-        async with reading(stream, version, offset=rbs.Offset.last_messages(count)) as messages:
+        async with subscribe_to_fake(
+            stream, version, offset=rbs.Offset.last_messages(count)
+        ) as messages:
             assert await read(messages, count) == stored[-count:]
 
 
 async def test_connection_lost_before_the_first_message_does_not_move_the_start() -> None:
     lost: list[Reader] = []
-    stream = filled(4, 4)
+    stream = stream_of_chunks(4, 4)
 
     def lose(reader: Reader) -> int:
         if reader.credit != 7 or lost:
@@ -234,14 +236,14 @@ async def test_connection_lost_before_the_first_message_does_not_move_the_start(
 
     stream.on_subscribe = lose
     offset = rbs.Offset.last_messages(5)
-    async with reading(stream, offset=offset, initial_credit=7) as messages:
+    async with subscribe_to_fake(stream, offset=offset, initial_credit=7) as messages:
         assert await read(messages, 7) == [3, 4, 5, 6, 7, 8, 9]
     assert lost
 
 
 async def test_stream_recreated_while_its_messages_are_counted() -> None:
     counted: list[Reader] = []
-    stream = filled(40, 40)
+    stream = stream_of_chunks(40, 40)
 
     def recreate(reader: Reader) -> int:
         if reader.spec[0] == OFFSET and not counted:
@@ -251,13 +253,15 @@ async def test_stream_recreated_while_its_messages_are_counted() -> None:
         return wire.OK
 
     stream.on_subscribe = recreate
-    async with reading(stream, offset=rbs.Offset.last_messages(2)) as messages:
+    async with subscribe_to_fake(stream, offset=rbs.Offset.last_messages(2)) as messages:
         assert await read(messages, 2) == [1, 2]
     assert counted
 
 
 async def test_counting_leaves_no_subscription_on_the_broker() -> None:
-    stream = filled(*[1] * 50)
-    async with reading(stream, offset=rbs.Offset.last_messages(45), initial_credit=7) as messages:
+    stream = stream_of_chunks(*[1] * 50)
+    async with subscribe_to_fake(
+        stream, offset=rbs.Offset.last_messages(45), initial_credit=7
+    ) as messages:
         assert await read(messages, 1) == [5]
         assert [reader.limit for reader in stream.readers if reader.live] == [3]

@@ -12,10 +12,10 @@ import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame
+from tests.fake_broker import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.inside import cursor_of
 

@@ -17,10 +17,10 @@ from rbfly.streams.error import (
     PublishError,
     WindowTimeout,
 )
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import core_of, window_of
 from tests.streams.publish.test_publish import stored
 from tests.streams.publish.test_send_many import refusing

@@ -14,9 +14,9 @@ from brokers.proxy import Direction, Proxy
 from rbfly.amqp import decode_amqp
 from rbfly.net import retry
 from rbfly.protocol.const import Key
-from tests.entries import read_entries
-from tests.fake import Frame
-from tests.supers import stored
+from tests.entry_reader import read_entries
+from tests.fake_broker import Frame
+from tests.super_streams import read_partition
 
 HANG = 60.0  # seconds; only a bug makes a test wait that long
 TASKS = 4
@@ -100,7 +100,8 @@ async def test_messages_leave_in_the_order_of_the_calls(
         publisher.batch(h)
         await publisher.flush()
     found = [
-        await stored(client, name) for name in await streams_of(client, kind, stream, super_stream)
+        await read_partition(client, name)
+        for name in await streams_of(client, kind, stream, super_stream)
     ]
     copies = 2 if kind == 'function' and number == 2 else 1
     assert [items for items in found if items] == [bodies] * copies
@@ -322,4 +323,4 @@ async def test_each_message_is_stored_once_and_in_order(
         await walk.run()
     assert proxy.cuts
     names = await streams_of(client, kind, stream, super_stream)
-    walk.check(wire, {name: await stored(client, name) for name in names}, kind)
+    walk.check(wire, {name: await read_partition(client, name) for name in names}, kind)

@@ -26,9 +26,9 @@ from rbfly.streams.error import (
     WindowTimeout,
 )
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Handler, Step, refuse
+from tests.fake_broker import FakeBroker, Handler, Step, refuse
 from tests.inside import cluster_of
 from tests.streams.publish.test_publish import stored
 from tests.streams.publish.test_publish_recovery import missing, published

@@ -17,10 +17,10 @@ from rbfly.streams.error import (
     PublishError,
     StreamConnectionError,
 )
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Step, refuse
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Step, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import window_of
 
 

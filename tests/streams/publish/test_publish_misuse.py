@@ -19,10 +19,10 @@ from rbfly.streams.error import (
     StreamDoesNotExist,
     WindowTimeout,
 )
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Step
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Step
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import cluster_of, connection_of, core_of, session_of, window_of
 from tests.registrations import FakeRegistration
 from tests.streams.publish.test_publish_recovery import missing, moved

@@ -12,11 +12,11 @@ import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 from rbfly.net import retry
 from rbfly.net.observer import Life
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.entries import read_entries
-from tests.fake import FakeBroker, Frame, refuse
-from tests.fake import FakeConnection as Peer
+from tests.entry_reader import read_entries
+from tests.fake_broker import FakeBroker, Frame, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import cluster_of, pool_of
 from tests.streams.publish.test_publish_recovery import moved
 

@@ -24,10 +24,10 @@ from rbfly.streams.error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Handler, Step, refuse
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Handler, Step, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import cluster_of, connection_of
 from tests.registrations import FakeRegistration
 from tests.streams.publish.test_publish import stored

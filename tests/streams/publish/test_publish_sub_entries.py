@@ -15,7 +15,7 @@ from rbfly.error import AMQPEncoderError
 from rbfly.streams import Compression, stream_message_ctx
 from rbfly.streams._publish import publisher as publisher_module
 from rbfly.streams.error import CompressionError
-from tests.entries import read_entry
+from tests.entry_reader import read_entry
 from tests.streams.publish.test_publish import stored
 from tests.streams.test_interop import read_pika, read_rbfly, read_rstream
 

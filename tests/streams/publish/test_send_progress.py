@@ -21,10 +21,10 @@ from rbfly.streams.error import (
     StreamDoesNotExist,
 )
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import core_of
 from tests.streams.publish.test_send_many import refusing
 

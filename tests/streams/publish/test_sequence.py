@@ -14,10 +14,10 @@ from rbfly.error import ConfirmTimeout, PublisherNameInUse, PublishError
 from rbfly.protocol import message_frames
 from rbfly.streams._publish.name_check import INTERVAL, NameCheck
 from rbfly.testing import StreamBroker
-from tests import fake as wire
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Handler, refuse
-from tests.fake import FakeConnection as Peer
+from tests.fake_broker import FakeBroker, Frame, Handler, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import connection_of, core_of, session_of
 from tests.streams.publish.test_publish_recovery import moved
 from tests.streams.publish.test_publisher_names import lose

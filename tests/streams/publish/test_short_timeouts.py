@@ -11,7 +11,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.supers import stored
+from tests.super_streams import read_partition
 
 SOON = 0.01  # seconds; the timeout of calls that cannot end before it
 
@@ -63,7 +63,7 @@ async def test_messages_that_stay_queued_are_sent_later(
             await publisher.flush(timeout=0)
         check_unknown(caught.value)
         assert publisher.unconfirmed == 1
-    assert await stored(client, stream) == ['x']
+    assert await read_partition(client, stream) == ['x']
 
 
 async def test_messages_without_route_that_stay_queued_are_sent_later(
@@ -75,7 +75,7 @@ async def test_messages_without_route_that_stay_queued_are_sent_later(
         with pytest.raises(rbs.ConfirmTimeout) as caught:
             await publisher.flush(timeout=0)
         check_unknown(caught.value)
-    assert await stored(client, f'{keys}-a') == ['a1']
+    assert await read_partition(client, f'{keys}-a') == ['a1']
 
 
 async def test_flush_while_messages_are_in_flight(
@@ -170,7 +170,7 @@ async def test_submit_without_time_succeeds_when_the_broker_has_answered(
             except rbs.WindowTimeout:
                 await asyncio.sleep(SOON)
         await confirmation
-    assert await stored(client, f'{keys}-a') == ['a2']
+    assert await read_partition(client, f'{keys}-a') == ['a2']
 
 
 async def test_submit_without_time_of_a_key_that_is_not_bound(
@@ -197,6 +197,6 @@ async def test_answer_for_a_call_that_has_timed_out_is_kept(
         with pytest.raises(rbs.ConfirmTimeout):
             await publisher.send('a1', timeout=SOON)
         memory.heal()
-        await until(lambda: not publisher._asking, 'the broker has answered')
+        await until(lambda: not publisher._routes._asking, 'the broker has answered')
         await publisher.submit('a2', timeout=0)
     assert memory.messages('orders-a') == ['a2']

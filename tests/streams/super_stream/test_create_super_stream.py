@@ -17,9 +17,9 @@ from rbfly.protocol.commands import StreamMetadata
 from rbfly.streams._admin.partitions import query_partitions, query_route
 from rbfly.streams._super_stream.client import POLLS
 from rbfly.testing import StreamBroker
-from tests import fake as wire
-from tests.fake import FakeBroker, Frame, refuse
-from tests.fake import FakeConnection as Peer
+from tests import fake_broker as wire
+from tests.fake_broker import FakeBroker, Frame, refuse
+from tests.fake_broker import FakeConnection as Peer
 from tests.inside import cluster_of
 
 

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from rbfly.streams import SuperStream, SuperStreamPublisher
-from tests.supers import stored
+from tests.super_streams import read_partition
 
 KEYS = ('a', 'b')
 Call = Callable[[SuperStreamPublisher, Any], Awaitable[None]]
@@ -70,8 +70,8 @@ async def test_ids_rise_within_their_partition(
                 await call(publisher, rbs.Message(body, publish_id=number))
         await call(publisher, rbs.Message('b3', publish_id=5))
         assert publisher.next_publish_id == 6
-    assert await stored(client, f'{orders.name}-a') == ['a1', 'a2']
-    assert await stored(client, f'{orders.name}-b') == ['b1', 'b2', 'b3']
+    assert await read_partition(client, f'{orders.name}-a') == ['a1', 'a2']
+    assert await read_partition(client, f'{orders.name}-b') == ['b1', 'b2', 'b3']
 
 
 @calls
@@ -87,8 +87,8 @@ async def test_program_repeats_its_sequence_from_the_next_id(
         assert publisher.next_publish_id == 3
         for body, number in rows[2:]:
             await call(publisher, rbs.Message(body, publish_id=number))
-    assert await stored(client, f'{orders.name}-a') == ['a1', 'a2', 'a3']
-    assert await stored(client, f'{orders.name}-b') == ['b1', 'b2']
+    assert await read_partition(client, f'{orders.name}-a') == ['a1', 'a2', 'a3']
+    assert await read_partition(client, f'{orders.name}-b') == ['b1', 'b2']
 
 
 @calls
@@ -107,8 +107,8 @@ async def test_one_publisher_uses_one_kind_of_ids(
         await call(publisher, first)
         with pytest.raises(rbs.ArgumentError, match='uses one kind only'):
             await call(publisher, second)
-    assert await stored(client, f'{orders.name}-a') == ['a1']
-    assert await stored(client, f'{orders.name}-b') == []
+    assert await read_partition(client, f'{orders.name}-a') == ['a1']
+    assert await read_partition(client, f'{orders.name}-b') == []
 
 
 @pytest.mark.parametrize('explicit', [False, True])
@@ -122,7 +122,10 @@ async def test_messages_that_wait_for_their_route_decide_the_kind_of_ids(
         with pytest.raises(rbs.ArgumentError, match='uses one kind only'):
             publisher.batch(second)
         await publisher.flush()
-    found = [*await stored(client, f'{orders.name}-a'), *await stored(client, f'{orders.name}-b')]
+    found = [
+        *await read_partition(client, f'{orders.name}-a'),
+        *await read_partition(client, f'{orders.name}-b'),
+    ]
     assert found == ['b1' if explicit else 'a1']
 
 

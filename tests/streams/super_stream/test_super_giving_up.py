@@ -12,7 +12,7 @@ import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.inside import session_of
-from tests.supers import broker_of_orders
+from tests.super_streams import broker_of_orders
 
 SOON = 0.01  # seconds; the timeout of calls that cannot end before it
 
@@ -160,3 +160,44 @@ async def test_message_given_up_before_a_reconnect_may_be_stored(
         with pytest.raises(rbs.ArgumentError) as caught:
             await publisher.send(message)
         assert caught.value.outcome == 'unknown'
+
+
+# -- send_many with an asynchronous iterator
+
+
+async def paused(bodies: Sequence[str], event: asyncio.Event) -> AsyncIterator[str]:
+    """Yield bodies, the last one after an event."""
+    for body in bodies[:-1]:
+        yield body
+    await event.wait()
+    yield bodies[-1]
+
+
+async def test_partition_without_messages_does_not_end_send_many(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    event = asyncio.Event()
+    async with client.super_stream('orders').publisher(route=to_last_first) as publisher:
+        call = asyncio.create_task(publisher.send_many(paused(['last', 'last'], event)))
+        await until(lambda: broker.messages('orders-1') == ['last'], 'the first one is stored')
+        broker.delete_stream('orders-0')
+        failed = session_of(publisher._publishers[0])
+        await until(lambda: failed.core.error is not None, 'the other partition has given up')
+        event.set()
+        assert await call == 2
+    assert broker.messages('orders-1') == ['last', 'last']
+
+
+@pytest.mark.parametrize('how', ['close', 'abort'])
+async def test_closing_ends_send_many_that_has_sent_nothing(
+    client: rbs.StreamsClient, how: str
+) -> None:
+    publisher = await client.super_stream('orders').publisher(route=to_all)
+    call = asyncio.create_task(publisher.send_many(paused(['x'], asyncio.Event())))
+    await until(lambda: bool(publisher._partitions.receiving), 'the call waits for a message')
+    if how == 'close':
+        await publisher.close()
+    else:
+        publisher._abort(rbs.PublisherError('closed by the test'))
+    with pytest.raises(rbs.PublisherError, match='is closed'):
+        await call

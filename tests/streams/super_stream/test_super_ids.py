@@ -12,7 +12,7 @@ from rbfly.streams import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.inside import core_of, session_of
-from tests.supers import broker_of_orders
+from tests.super_streams import broker_of_orders
 
 
 @pytest_asyncio.fixture

@@ -11,7 +11,7 @@ from rbfly.streams import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.inside import session_of
-from tests.supers import broker_of_orders
+from tests.super_streams import broker_of_orders
 
 SOON = 0.01  # seconds; the timeout of calls that cannot end before it
 

@@ -17,7 +17,7 @@ from rbfly.net.connection import Connection
 from rbfly.streams.types import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.inside import session_of, window_of
-from tests.supers import stored
+from tests.super_streams import read_partition
 
 KEYS = ('a', 'b', 'c')
 
@@ -44,7 +44,7 @@ by_hash = rbs.by_hash(key)
 
 
 async def all_stored(client: rbs.StreamsClient, name: str) -> dict[str, list[Any]]:
-    return {item: await stored(client, f'{name}-{item}') for item in KEYS}
+    return {item: await read_partition(client, f'{name}-{item}') for item in KEYS}
 
 
 def check_keys(found: dict[str, list[Any]], sent: list[Any]) -> None:
@@ -201,9 +201,9 @@ async def test_a_deleted_partition_does_not_stop_the_others(
         with pytest.raises(rbs.StreamDoesNotExist) as caught:
             await publisher.send_many(['b', 'a', 'c'])
         assert caught.value.stream == f'{super_stream}-a'
-    assert await stored(client, f'{super_stream}-b') == ['b'] * 4
+    assert await read_partition(client, f'{super_stream}-b') == ['b'] * 4
     # The last call may have sent one before the error.
-    assert await stored(client, f'{super_stream}-c') in (['c'] * 3, ['c'] * 4)
+    assert await read_partition(client, f'{super_stream}-c') in (['c'] * 3, ['c'] * 4)
 
 
 async def test_each_partition_continues_its_own_automatic_ids(
@@ -216,8 +216,8 @@ async def test_each_partition_continues_its_own_automatic_ids(
         ) as publisher:
             assert publisher.message_id == 1  # of the partition `c`
             await publisher.send_many(['a'] * 3 + ['b'])
-            assert await stored(client, f'{super_stream}-a') == ['a'] * 3 * count
-            assert await stored(client, f'{super_stream}-b') == ['b'] * count
+            assert await read_partition(client, f'{super_stream}-a') == ['a'] * 3 * count
+            assert await read_partition(client, f'{super_stream}-b') == ['b'] * count
 
 
 async def test_context_sent_again_in_flight_awaits_the_same_confirm(
@@ -284,7 +284,9 @@ async def test_batches_by_key_send_the_others_when_a_filter_fails(
         with pytest.raises(LookupError, match="'n': 1"):
             await publisher.flush()
         assert publisher.unconfirmed == 0
-    assert await stored(client, f'{super_stream}-a') == [item for item in sent if item['n'] != 1]
+    assert await read_partition(client, f'{super_stream}-a') == [
+        item for item in sent if item['n'] != 1
+    ]
 
 
 async def test_batches_by_key_are_sent_by_close(
@@ -293,7 +295,7 @@ async def test_batches_by_key_are_sent_by_close(
     opener = client.super_stream(super_stream).publisher(route=rbs.by_key(key))
     async with opener as publisher:
         publisher.batch({'key': 'a'})
-    assert await stored(client, f'{super_stream}-a') == [{'key': 'a'}]
+    assert await read_partition(client, f'{super_stream}-a') == [{'key': 'a'}]
 
 
 @pytest.mark.parametrize('compression', [None, 'gzip'])

@@ -16,12 +16,12 @@ from rbfly.protocol import commands
 from rbfly.protocol.const import Key
 from rbfly.streams._admin.partitions import query_route
 from rbfly.streams._publish.session import PublisherSession
-from rbfly.streams._super_stream import publisher as super_stream
+from rbfly.streams._super_stream import key_routes
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
 from tests.brokers import until
 from tests.inside import cluster_of, core_of, session_of
-from tests.supers import broker_of_orders
+from tests.super_streams import broker_of_orders
 
 NAMES = [f'orders-{i}' for i in range(3)]
 
@@ -427,7 +427,7 @@ async def test_keys_that_are_asked_for_at_the_same_time_share_a_request(
         asked.append(key)
         return await query_route(cluster, stream, key)
 
-    monkeypatch.setattr('rbfly.streams._super_stream.publisher.query_route', query)
+    monkeypatch.setattr('rbfly.streams._super_stream.key_routes.query_route', query)
     async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         await asyncio.gather(*[publisher.send(f'{i % 2} {i}') for i in range(100)])
         await publisher.send_many([f'1 {i}' for i in range(100, 200)])
@@ -504,7 +504,7 @@ async def test_key_without_a_partition_is_asked_for_once_in_a_period(
             await fail(publisher, '9')
         assert asked == ['8', '9']
         broker.bind('orders', NAMES[1], '9')
-        await asyncio.sleep(super_stream.NO_ROUTE)
+        await asyncio.sleep(key_routes.NO_ROUTE)
         await fail(publisher, '8')
         if batched:
             publisher.batch('9')
@@ -519,7 +519,7 @@ async def test_key_without_a_partition_is_asked_for_once_in_a_period(
 async def test_few_keys_without_a_partition_are_remembered(
     client: rbs.StreamsClient, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(super_stream, 'NO_ROUTE_KEYS', 2)
+    monkeypatch.setattr(key_routes, 'NO_ROUTE_KEYS', 2)
     async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         for body in '789':
             await send_each_way(publisher, body)
@@ -550,7 +550,7 @@ def endless_query(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
-    monkeypatch.setattr('rbfly.streams._super_stream.publisher.query_route', query)
+    monkeypatch.setattr('rbfly.streams._super_stream.key_routes.query_route', query)
 
 
 @pytest.mark.usefixtures('endless_query')
@@ -558,7 +558,7 @@ async def test_closing_ends_calls_that_wait_for_a_route(client: rbs.StreamsClien
     publisher = await client.super_stream('orders').publisher(route=rbs.by_key(first_key))
     calls: list[Any] = [publisher.send('0'), publisher.submit('1'), publisher.send_many(['2'])]
     waiting = [asyncio.ensure_future(call) for call in calls]
-    await until(lambda: len(publisher._asking) == 3, 'all of them wait')
+    await until(lambda: len(publisher._routes._asking) == 3, 'all of them wait')
     await publisher.close()
     for error in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(error, rbs.PublisherError)

@@ -14,7 +14,7 @@ import rbfly.streams as rbs
 from rbfly.net.observer import Observer
 from tests.brokers import until
 from tests.inside import cluster_of, session_of
-from tests.supers import super_stream_of
+from tests.super_streams import super_stream_of
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 

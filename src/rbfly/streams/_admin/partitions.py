@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 from ...error import StreamDoesNotExist, explained
 from ...net.cluster import Cluster
 from ...net.connection import Connection
@@ -13,6 +16,21 @@ from ...protocol.const import ResponseCode
 # background opens all of them at once.)
 AT_ONCE = 32
 PACE = 0.05
+
+
+T = TypeVar('T')
+
+
+async def retried(
+    cluster: Cluster, stream: str, query: Callable[[], Awaitable[T]], limit: float | None = None
+) -> T:
+    """Return the result of a query about a super stream; repeat it if the connection is lost.
+
+    :param limit: seconds, infinity for no limit; None for the client's own.
+    """
+    async with cluster.deadline(limit) as deadline:
+        deadline.progress.on_step(f'asking for the partitions of {stream!r}')
+        return await cluster.retry(deadline, query)
 
 
 async def query_partitions(cluster: Cluster, stream: str) -> tuple[str, ...]:

@@ -110,18 +110,18 @@ cdef class RoundRobin:
     :param current: a cursor that never has messages.
     :ivar current: the cursor whose turn it is.
     :ivar ready: the cursors to look at, in order (deque).
-    :ivar dry: cursors without messages, which were looked at (set).
+    :ivar drained: cursors without messages, which were looked at (set).
     """
 
     cdef readonly MessageCursor current
     cdef readonly object ready
-    cdef readonly set dry
+    cdef readonly set drained
     cdef bint begun                 # the current cursor has returned something in its turn
 
     def __init__(self, MessageCursor current not None):
         self.current = current
         self.ready = deque()
-        self.dry = set()
+        self.drained = set()
 
     def add(self, MessageCursor cursor not None):
         """Look at a cursor: a message or an error has arrived."""
@@ -131,7 +131,7 @@ cdef class RoundRobin:
 
     def remove(self, MessageCursor cursor not None):
         """Forget a cursor that is closed."""
-        self.dry.discard(cursor)
+        self.drained.discard(cursor)
         if cursor.is_ready:
             cursor.is_ready = False
             self.ready.remove(cursor)
@@ -154,7 +154,7 @@ cdef class RoundRobin:
             if cursor.queue.chunks or cursor._is_within():
                 self.add(cursor)
             else:
-                self.dry.add(cursor)
+                self.drained.add(cursor)
         return 0
 
     cdef bint next(self) except -1:
@@ -192,8 +192,8 @@ cdef class RoundRobin:
 cdef MessageCursor NO_MESSAGES = MessageCursor(None, Decoder())
 
 
-cdef class SubscriptionBase:
-    """Base of a subscription; iterates over the bodies of its messages.
+cdef class FastSubscription:
+    """What a subscription does for each message: iterates over the bodies of its messages.
 
     :param cursor: returns the messages that have arrived.
     :param turns: if there are several cursors.
@@ -217,8 +217,8 @@ cdef class SubscriptionBase:
         self.cursor = cursor
         self.turns = turns
         self.waiter = waiter
-        if type(self).__anext__ is SubscriptionBase.__anext__:
-            rbfly_inherit_anext(type(self), SubscriptionBase)
+        if type(self).__anext__ is FastSubscription.__anext__:
+            rbfly_inherit_anext(type(self), FastSubscription)
 
     def __aiter__(self):
         return self
@@ -290,11 +290,11 @@ cdef class SubscriptionBase:
 cdef class MessageIterator:
     """Iterates over the contexts or the batches of a subscription, and keeps it alive."""
 
-    cdef SubscriptionBase subscription
+    cdef FastSubscription subscription
     cdef int kind
     cdef Py_ssize_t limit
 
-    def __init__(self, SubscriptionBase subscription not None, int kind, Py_ssize_t limit=0):
+    def __init__(self, FastSubscription subscription not None, int kind, Py_ssize_t limit=0):
         self.subscription = subscription
         self.kind = kind
         self.limit = limit
@@ -345,7 +345,7 @@ cdef class NextMessage:
             start(self).close()
 
 
-cdef NextMessage next_message(SubscriptionBase subscription, int kind, Py_ssize_t limit):
+cdef NextMessage next_message(FastSubscription subscription, int kind, Py_ssize_t limit):
     cdef NextMessage item = NextMessage.__new__(NextMessage)
     item.source = subscription
     item.kind = kind
@@ -355,17 +355,17 @@ cdef NextMessage next_message(SubscriptionBase subscription, int kind, Py_ssize_
 
 # True if a message can be taken now.
 cdef inline bint can_take(NextMessage item, int kind) except -1:
-    if kind == BODY and (<SubscriptionBase> item.source).cursor._has_body():
+    if kind == BODY and (<FastSubscription> item.source).cursor._has_body():
         return True
-    if (<SubscriptionBase> item.source).turns is not None:
-        return (<SubscriptionBase> item.source).advance_turns(kind, item.limit)
-    if (<SubscriptionBase> item.source).cursor.held is not None:
+    if (<FastSubscription> item.source).turns is not None:
+        return (<FastSubscription> item.source).advance_turns(kind, item.limit)
+    if (<FastSubscription> item.source).cursor.held is not None:
         return True
-    if not (<SubscriptionBase> item.source).cursor._may_advance():
+    if not (<FastSubscription> item.source).cursor._may_advance():
         return False
-    if not rbfly_same_step(&(<SubscriptionBase> item.source).checked):
-        (<SubscriptionBase> item.source).check_loop()
-    return (<SubscriptionBase> item.source).cursor._advance(kind, item.limit)
+    if not rbfly_same_step(&(<FastSubscription> item.source).checked):
+        (<FastSubscription> item.source).check_loop()
+    return (<FastSubscription> item.source).cursor._advance(kind, item.limit)
 
 
 cdef int has(NextMessage item) except -1:
@@ -385,7 +385,7 @@ cdef int fail(NextMessage item) except -1:
 # Notes the running task for the message that can be taken.  False if there is none any more: in the
 # next event loop, a member of a group drops its messages.
 cdef bint note(NextMessage item, int kind) except -1:
-    cdef SubscriptionBase source = item.source
+    cdef FastSubscription source = item.source
     source.note_task()
     if not can_take(item, kind):
         return False
@@ -399,17 +399,17 @@ cdef object take(object item):
     cdef int kind = (<NextMessage> item).kind
     if (
         kind < SPENT
-        and not (<SubscriptionBase> (<NextMessage> item).source).cursor.turn._is_over()
+        and not (<FastSubscription> (<NextMessage> item).source).cursor.turn._is_over()
         and can_take(<NextMessage> item, kind)
         and (
-            (<SubscriptionBase> (<NextMessage> item).source).is_noted()
+            (<FastSubscription> (<NextMessage> item).source).is_noted()
             or note(<NextMessage> item, kind)
         )
     ):
         (<NextMessage> item).kind = SPENT
-        if kind == BODY and (<SubscriptionBase> (<NextMessage> item).source).cursor.direct:
-            return (<SubscriptionBase> (<NextMessage> item).source).cursor._take_body()
-        return (<SubscriptionBase> (<NextMessage> item).source).cursor._take(kind)
+        if kind == BODY and (<FastSubscription> (<NextMessage> item).source).cursor.direct:
+            return (<FastSubscription> (<NextMessage> item).source).cursor._take_body()
+        return (<FastSubscription> (<NextMessage> item).source).cursor._take(kind)
     return item
 
 
@@ -424,7 +424,7 @@ cdef object start(object obj):
         raise error
     if item.kind != WAITING:
         # the coroutine keeps the subscription alive
-        item.source = (<SubscriptionBase> item.source).waiter.wait(
+        item.source = (<FastSubscription> item.source).waiter.wait(
             item.kind, item.limit, item.source
         )
         item.kind = WAITING

@@ -140,7 +140,7 @@ class SubscriptionSession(Owner):
         self._error: Exception | None = None  # for the next task that waits
         self._revoke_errors: list[RevokeError] = []  # for the next ones, or `close`
         self._opening = WaitingTasks()  # in `open`
-        self._finishing = WaitingTasks()  # in `wait_asked`
+        self._finishing = WaitingTasks()  # in `wait_for_reader`
         self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(
             stream, self.cursor, self.registration, waiter, in_group=group is not None
@@ -387,7 +387,7 @@ class SubscriptionSession(Owner):
         """Offset after the last message received; None before the first."""
         return self.offsets.position
 
-    def succeed(self, position: int | None, identity: LastChunk | None) -> None:
+    def take_over(self, position: int | None, identity: LastChunk | None) -> None:
         """Read the stream of a former session.
 
         :param position: of that session.
@@ -484,7 +484,7 @@ class SubscriptionSession(Owner):
         self.cursor.mark_consumed()
         await self.close(wait=True)
 
-    async def wait_asked(self, reader: asyncio.Task[Any] | None) -> None:
+    async def wait_for_reader(self, reader: asyncio.Task[Any] | None) -> None:
         """After `stop`, wait for the task that has received the last message.
 
         The wait ends when the task asks for the next message or ends, when another task closes the
@@ -525,7 +525,7 @@ class SubscriptionSession(Owner):
             self.abort()
             return
         try:
-            await self.wait_asked(reader)
+            await self.wait_for_reader(reader)
         except BaseException:  # cancelled
             self.abort()
             raise
@@ -553,14 +553,13 @@ class SubscriptionSession(Owner):
                 del errors, pending  # their tracebacks refer to this frame
 
     async def _unsubscribe(self) -> None:
-        registration = self.registration
+        registration, cluster = self.registration, self._cluster
+        verify = self._waiter.ended or self._member is not None
         self._end_waiting()
         self.cursor.drop()
-        cluster = self._cluster
         try:
             if self._member is not None:
                 await self._member.revoke()
-            verify = self._waiter.ended or self._member is not None
             await self.offsets.close(registration.connection, verify=verify)
         finally:
             connection = registration.connection

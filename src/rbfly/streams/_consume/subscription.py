@@ -14,7 +14,7 @@ from ...protocol._cursor import KINDS
 from .._misuse import AsyncFor
 from .._offsets.store import OffsetStore
 from ..types import MessageCtx
-from ._iteration import MessageIterator, SubscriptionBase
+from ._iteration import FastSubscription, MessageIterator
 from .options import ReadSettings
 from .session import SubscriptionSession
 from .waiter import Ended, JoinedBatches, MessageWaiter, own_errors
@@ -36,7 +36,7 @@ def check_limit(max_messages: int | None) -> int:
     return max_messages
 
 
-class BaseSubscription(SubscriptionBase[Body], AsyncFor):
+class BaseSubscription(FastSubscription[Body], AsyncFor):
     """Base of :class:`Subscription` and :class:`SuperStreamSubscription`, for functions of either.
 
     It has their methods `open`, `messages`, `batches`, `fetch`, `stop` and `close`.

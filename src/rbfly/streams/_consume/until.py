@@ -53,13 +53,13 @@ class Until:
         end = self._end
         if end.last is None:
             stats = await leader_stats(self._registration.cluster, stream)
-            end.last = stats.get('committed_chunk_id', -1)
+            end.on_committed(stats.get('committed_chunk_id', -1))
         if end.is_now:
             self.is_complete = True  # see `missing`
             return
         stats = await connection.request(commands.StreamStats(stream))
         committed = max(stats.get(f'committed_{key}', -1) for key in ('chunk_id', 'offset'))
-        self.is_complete = committed >= end.last
+        self.is_complete = end.last is not None and committed >= end.last
 
     def missing(self, committed: int | None) -> int | None:
         """Return the last chunk before the end, if a replica lacks it; else None.

@@ -3,33 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, Protocol, cast
 
 from ..._turn import Turn
 from ...error import CallbackError, MessageTimeout, SubscriptionError, about
+from ...net.observer import check_transition
 from ...protocol._batch import MessageBatch
 from ...protocol._cursor import KINDS, MessageCursor
 from .._waiting import TURN, end_of, in_time, let_others_run
-from ._iteration import SubscriptionBase
+from ._iteration import FastSubscription
 
 
-class Waiter(Protocol):
-    """What a source uses of a :class:`MessageWaiter`."""
+class WaiterState(Enum):
+    """Whether messages of a source arrive."""
+
+    READING = 'reading'
+    MISSING = 'missing'  # the stream: none arrive until it is created again
+    ENDED = 'ended'  # no more messages arrive
+    CLOSED = 'closed'  # the source
+
+
+W = WaiterState
+TRANSITIONS: Mapping[W, Sequence[W]] = {
+    W.READING: [W.MISSING, W.ENDED, W.CLOSED],
+    W.MISSING: [W.READING, W.ENDED, W.CLOSED],
+    W.ENDED: [W.CLOSED],
+    W.CLOSED: [],
+}
+
+
+class Waiter(ABC):
+    """What a source wakes and ends.
+
+    :ivar turn: limits how long other tasks wait while messages are read.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self.state: WaiterState = WaiterState.READING
+
+    def _enter(self, state: WaiterState) -> None:
+        self.state = check_transition(self, self.state, state, TRANSITIONS)
 
     @property
-    def turn(self) -> Turn: ...
+    def ended(self) -> bool:
+        """True if no more messages arrive."""
+        return self.state in (WaiterState.ENDED, WaiterState.CLOSED)
 
-    @property
-    def ended(self) -> bool: ...
+    def end(self) -> None:
+        """End after the messages that have arrived."""
+        if not self.ended:
+            self._enter(WaiterState.ENDED)
 
-    def end(self) -> None: ...
+    def close(self) -> None:
+        """End at once: the source is closed."""
+        if self.state is not WaiterState.CLOSED:
+            self._enter(WaiterState.CLOSED)
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def wake(self) -> None:
+        """A message or an error has arrived, or the source is closed."""
 
-    def wake(self) -> None: ...
-
-    def is_waiting(self) -> bool: ...
+    @abstractmethod
+    def is_waiting(self) -> bool:
+        """True if a task waits for a message."""
 
 
 class Source(Protocol):
@@ -85,19 +125,16 @@ async def own_errors(call: Awaitable[None]) -> None:
     raise_own(failed)
 
 
-class MessageWaiter:
+class MessageWaiter(Waiter):
     """Waits for messages of its source, for one task at a time.
 
     :param check_loop: raises in another event loop than that of the client.
     :param timeout: seconds to wait for each message; None for no limit.
-    :ivar turn: limits how long other tasks wait while messages are read.
-    :ivar ended: no more messages arrive.
     """
 
     def __init__(self, check_loop: Callable[[], None], timeout: float | None) -> None:
+        super().__init__(Turn(TURN))
         self.check_loop = check_loop
-        self.turn: Turn = Turn(TURN)
-        self.ended: bool = False
         self.timeout = timeout
         self._source: Source | None = None
         self._future: asyncio.Future[None] | None = None
@@ -108,30 +145,28 @@ class MessageWaiter:
         self._source = source
 
     def close(self) -> None:
-        """End the iteration at once: the source is closed."""
+        super().close()
         self._source = None
         if self._future is not None and not self._future.get_loop().is_closed():
             self.wake()
 
     def end(self) -> None:
-        """End the iteration after the messages that have arrived.
+        """End after the messages that have arrived.
 
         The task that asks for the next one closes the source.
         """
-        self.ended = True
+        super().end()
         self.wake()
 
     def wake(self) -> None:
-        """Wake the waiting task: a message or an error has arrived, or the source is closed."""
         if self.is_waiting():
             assert self._future is not None
             self._future.set_result(None)
 
     def is_waiting(self) -> bool:
-        """True if a task waits for a message."""
         return self._future is not None and not self._future.done()
 
-    async def wait(self, kind: int, limit: int, subscription: SubscriptionBase) -> Any:
+    async def wait(self, kind: int, limit: int, subscription: FastSubscription) -> Any:
         """Wait for a body, context or batch, and take it.
 
         :param subscription: kept alive until then.
@@ -148,7 +183,7 @@ class MessageWaiter:
                     return subscription._take(source.cursor, kind)
                 if source.cursor.must_yield:  # after it dropped many messages
                     continue
-                if self._source is None or self.ended:  # perhaps while other tasks ran
+                if self.ended:  # perhaps while other tasks ran
                     break
                 if not woken:
                     raise self.timed_out(subscription)
@@ -165,7 +200,7 @@ class MessageWaiter:
         await self._finish()
         raise StopAsyncIteration
 
-    def _begin(self, subscription: SubscriptionBase) -> None:
+    def _begin(self, subscription: FastSubscription) -> None:
         self.check_loop()
         if self._iterating:
             error = SubscriptionError(
@@ -174,13 +209,13 @@ class MessageWaiter:
             raise about(error, getattr(subscription, 'stream', ''))
         self._iterating = True
 
-    def timed_out(self, subscription: SubscriptionBase) -> MessageTimeout:
+    def timed_out(self, subscription: FastSubscription) -> MessageTimeout:
         """Create the error for a wait that was too long."""
         error = MessageTimeout(f'{subscription!r}: no message within {self.timeout} s')
         return about(error, getattr(subscription, 'stream', ''))
 
     async def wait_joined(
-        self, limit: int, max_wait: float, timeout: float | None, subscription: SubscriptionBase
+        self, limit: int, max_wait: float, timeout: float | None, subscription: FastSubscription
     ) -> MessageBatch | None:
         """Wait for messages, and return all that arrive in time, from any number of chunks.
 
@@ -208,13 +243,14 @@ class MessageWaiter:
                         await self._yield()
                     age = cursor.join(limit, clock())
                     if age is not None:
-                        if age >= max_wait or not woken or self.ended or part.failed:
+                        is_last = not woken or self.state is WaiterState.ENDED
+                        if age >= max_wait or is_last or part.failed:
                             return cast(MessageBatch, subscription._take(cursor, KINDS['batch']))
                         ages[part] = age
                     if cursor.must_yield:
                         break
                 else:
-                    if self._source is None or self.ended:
+                    if self.ended:
                         break
                     if not woken and not joining:  # a handover drops the batch
                         return None
@@ -264,7 +300,7 @@ class JoinedBatches(AsyncIterator[MessageBatch]):
     """
 
     def __init__(
-        self, subscription: SubscriptionBase, waiter: MessageWaiter, limit: int, max_wait: float
+        self, subscription: FastSubscription, waiter: MessageWaiter, limit: int, max_wait: float
     ) -> None:
         self._subscription = subscription
         self._waiter = waiter

@@ -8,8 +8,9 @@ The activity of a member changes only in these ways (:data:`TRANSITIONS`)::
 
     STANDBY -> STARTING
     STARTING -> ACTIVE, STANDBY
-    ACTIVE -> LEAVING, STANDBY
-    LEAVING -> STANDBY
+    ACTIVE -> LEAVING, LATE, STANDBY
+    LEAVING -> LATE, STANDBY
+    LATE -> STANDBY
 """
 
 from __future__ import annotations
@@ -63,13 +64,15 @@ class Activity(Enum):
     STARTING = 'starting'  # determines the offset at which it starts
     ACTIVE = 'active'
     LEAVING = 'leaving'  # finishes the messages that the program has received
+    LATE = 'late'  # has not finished them in time
 
 
 TRANSITIONS: Mapping[Activity, Sequence[Activity]] = {
     Activity.STANDBY: [Activity.STARTING],
     Activity.STARTING: [Activity.ACTIVE, Activity.STANDBY],
-    Activity.ACTIVE: [Activity.LEAVING, Activity.STANDBY],
-    Activity.LEAVING: [Activity.STANDBY],
+    Activity.ACTIVE: [Activity.LEAVING, Activity.LATE, Activity.STANDBY],
+    Activity.LEAVING: [Activity.LATE, Activity.STANDBY],
+    Activity.LATE: [Activity.STANDBY],
 }
 
 
@@ -145,7 +148,6 @@ class Member:
         self._unanswered: list[int] = []  # correlation ids of updates, in order
         self._task: asyncio.Task[None] | None = None  # prepares the answer
         self._leave_by = 0.0  # time of the event loop until which it finishes its messages
-        self._is_late = False  # it has not finished them by then
         self._has_dropped = False  # messages have arrived since the last update
         self._finishing = WaitingTasks()
         self._revocation = Revocation(group, self._stream, self._cluster.settings.log_prefix)
@@ -180,7 +182,7 @@ class Member:
             error = SubscriptionError(f'the {self!r} needs RabbitMQ 3.11 or newer')
             raise about(error, self._stream, self.group.name)
         if self._stranded is not None:
-            await self._stranded.stay_away()
+            await self._stranded.wait_before_rejoining()
         await check_identity(self._cluster, self._stream, self._known)
         # What is published from now on is read, whenever the member becomes active.
         if (
@@ -273,7 +275,6 @@ class Member:
         self._cancel()
         if not self._unanswered:  # RabbitMQ 4.3 may repeat the request
             self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
-            self._is_late = False
         self._unanswered.append(correlation_id)
         if active and self._session.ended:
             self._session.registration.reset()
@@ -284,7 +285,7 @@ class Member:
         self._has_dropped = False
         if active:
             self._begin(self._activate())
-        elif self.activity is Activity.LEAVING:
+        elif self.activity in (Activity.LEAVING, Activity.LATE):
             self._begin(self._hand_over())
         else:
             self._stand_by()
@@ -321,7 +322,7 @@ class Member:
     async def _activate(self) -> None:
         session, cluster = self._session, self._cluster
         try:
-            if self.activity is Activity.LEAVING:
+            if self.activity in (Activity.LEAVING, Activity.LATE):
                 await self._leave()
             if self.activity is not Activity.STARTING:  # after an update that was repeated
                 self._enter(Activity.STARTING)
@@ -434,8 +435,8 @@ class Member:
     def _on_late(self) -> None:
         """The program has not finished its messages, or `on_revoke` has not ended, in time."""
         self._revocation.cancel()
-        if not self._is_late:
-            self._is_late = True
+        if self.activity in (Activity.ACTIVE, Activity.LEAVING):
+            self._enter(Activity.LATE)
             self._warn('has not finished its messages: another member may repeat them')
             self._notify(Observer.on_handover_late)
 

@@ -68,7 +68,7 @@ class StrandedCheck:
             self._used.add(connection)
         self._task = asyncio.create_task(self._run())
 
-    async def stay_away(self) -> None:
+    async def wait_before_rejoining(self) -> None:
         """Wait until the member may subscribe again."""
         await asyncio.sleep(self._away_until - asyncio.get_running_loop().time())
 

@@ -155,8 +155,8 @@ class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any,
                 ' close it, or choose another name'
             )
             raise about(error, stream)
-        core = self.cls._new_core(self.info)
-        session = PublisherSession(self.cluster, stream, name, core, patient=not self.wait)
+        core, patient = self.cls._new_core(self.info), not self.wait
+        session = PublisherSession(self.cluster, stream, name, core, patient)
         sessions.append(session)
         if name:
             self.names[stream, name] = session

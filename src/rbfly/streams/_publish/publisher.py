@@ -29,7 +29,7 @@ from ._core import FastPublisher, PublisherCore
 from .base import BasePublisher
 from .confirmation import Confirmation, Failures, summary
 from .semaphore import WindowSemaphore
-from .send_many import SendManyCall
+from .send_many import SendManyCall, StreamDestination
 from .session import PublisherSession
 
 
@@ -301,7 +301,9 @@ class Publisher(FastPublisher, BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
-        return await SendManyCall(self._session).send(messages, timeout, progress)
+        return await SendManyCall(StreamDestination(self._session)).send(
+            messages, timeout, progress
+        )
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,28 +36,95 @@ RUN = 200  # messages between two checks of the clock, if they are cheap
 CHECK = 10_000  # the same, while publishing ids are checked
 
 
-class SendManyCall:
-    """One call of `send_many`.
-
-    A stream has one group of messages, a super stream one for each partition that messages went to.
+class Destination(ABC):
+    """Where the messages of one call of `send_many` go: a stream, or the partitions of one.
 
     :param session: session of the publisher, or of the first partition.
+    :param stream: what errors name; None if those of each partition name it.
+    :ivar groups: the messages that each session has taken.
+    :ivar skipped: indexes of messages that entered no window.
+    :ivar partial: the same, of those that entered only some of their windows.
     """
 
-    _waits_first = True  # for capacity, before it takes a message of an asynchronous iterator
-    _in_hand = False  # a message was taken, but not put into all its windows
-    _skipped: Sequence[int] = ()  # indexes of messages that entered no window
-    _partial: Sequence[int] = ()  # the same, of those that entered only some of their windows
+    skipped: Sequence[int] = ()
+    partial: Sequence[int] = ()
 
-    def __init__(self, session: PublisherSession) -> None:
-        self._session = session
-        self._stream: str | None = session.stream
-        self._core = session.core
-        self._group = ConfirmGroup()
-        self._groups: dict[PublisherSession, ConfirmGroup] = {session: self._group}
-        self._turn = Turn(TURN)
-        self._has_waited = False  # other tasks have run since `_ready`
-        self._stop: asyncio.Timeout | None = None  # ends the wait for an asynchronous iterator
+    def __init__(self, session: PublisherSession, stream: str | None) -> None:
+        self.session = session
+        self.stream = stream
+        self.groups: dict[PublisherSession, ConfirmGroup] = {}
+        self.turn: Turn = Turn(TURN)
+        self._has_waited = False  # other tasks have run since `ready`
+
+    async def pause(self) -> None:
+        """Let other tasks run, then begin a new turn."""
+        await let_others_run()
+        self.turn.begin()
+        self._has_waited = True
+
+    @property
+    @abstractmethod
+    def taken(self) -> int:
+        """Number of messages taken."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Check that the publisher takes messages."""
+
+    @abstractmethod
+    def timed_out(self, text: str) -> ConfirmTimeout:
+        """Return the error of a call that has waited for confirms."""
+
+    @abstractmethod
+    async def begin(self, messages: Messages) -> None:
+        """Prepare for messages; check the publishing ids of a list or tuple."""
+
+    @abstractmethod
+    async def ready(self) -> bool:
+        """Wait until messages can be taken; return False if an earlier one has failed."""
+
+    @abstractmethod
+    def fill(self, messages: Iterator[Message]) -> bool:
+        """Put messages into windows until the turn is over; return True if there may be more."""
+
+    @abstractmethod
+    def write(self) -> None:
+        """Write the messages in the windows."""
+
+    @abstractmethod
+    def receive(self, stop: asyncio.Timeout) -> None:
+        """Take messages one by one; `stop` ends the wait for one if an earlier one fails."""
+
+    def end_receive(self) -> None:
+        """Forget `stop`."""
+        for session, group in self.groups.items():
+            session.receiving.pop(group, None)
+
+    @property
+    def is_full(self) -> bool:
+        """True if there must be capacity before the next of them is taken, and is not."""
+        return False
+
+    @abstractmethod
+    def take(self, message: Message) -> bool:
+        """Take one of them; return True if `place` must put it into windows."""
+
+    @abstractmethod
+    async def place(self) -> None:
+        """Wait for capacity for a message that `fill` or `take` has left in hand, and send it."""
+
+    @abstractmethod
+    def failed(self) -> int | None:
+        """Count the last message; return its index if it is in no window, or not in all."""
+
+
+class SendManyCall:
+    """One call of `send_many`."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._session = destination.session
+        self._groups = destination.groups
 
     async def send(
         self, messages: Messages, timeout: float | None, progress: SendProgress | None
@@ -81,7 +149,7 @@ class SendManyCall:
             return progress.taken
         set_fields(error, progress=progress)
         if isinstance(error, RbFlyError):
-            error.stream = error.stream or self._stream
+            error.stream = error.stream or self._destination.stream
             if progress.unknown:
                 error.outcome = 'unknown'
             elif not isinstance(error, PublishError):
@@ -98,7 +166,7 @@ class SendManyCall:
 
     async def wait(self, progress: SendProgress) -> None:
         """Wait until the window holds no message of this call; see :meth:`SendProgress.wait`."""
-        self._core.check_loop()
+        self._session.core.check_loop()
         await self._settle()
         self._report(progress)
 
@@ -107,29 +175,25 @@ class SendManyCall:
     def _report(self, progress: SendProgress) -> None:
         """Tell the caller, for whom `close` then need not do so."""
         unknown = self._unknown()
-        refused = set(self._skipped)
+        refused = set(self._destination.skipped)
         for group in self._groups.values():
             if group.unconfirmed is not None:
                 refused.update(group.unconfirmed[0], group.unconfirmed[1])
             group.reported = True
-        progress.taken = self._taken
+        progress.taken = self._destination.taken
         progress.refused = sorted(refused.difference(unknown))
         progress.unknown = sorted(unknown)
         progress._sending = self if self._remaining else None
 
     def _unknown(self) -> set[int]:
         """Return the indexes of the messages that may be stored."""
-        unknown = set(self._partial)
+        unknown = set(self._destination.partial)
         for session, group in self._groups.items():
             if group.unconfirmed is not None:
                 unknown.update(group.unconfirmed[2])
             if group.remaining:
                 unknown.update(session.core.window.unsettled_of(group))
         return unknown
-
-    @property
-    def _taken(self) -> int:
-        return self._group.count
 
     @property
     def _remaining(self) -> bool:
@@ -139,7 +203,7 @@ class SendManyCall:
         """Wait until all messages are confirmed or refused."""
         for group in self._groups.values():
             if not group.seal():
-                await group.wait(self._core.loop)
+                await group.wait(self._session.core.loop)
 
     def _failure(self) -> Exception | None:
         """Return the error of the messages that were sent, if any."""
@@ -157,7 +221,7 @@ class SendManyCall:
     async def _run(self, messages: Messages, timeout: float | None) -> Exception | None:
         """Send messages and wait for their confirms; return the error to raise, if any."""
         check_timeout('timeout', timeout)
-        self._check()
+        self._destination.check()
         if timeout == 0:
             return self._session.no_time()
         if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
@@ -199,7 +263,7 @@ class SendManyCall:
         )
         if progress.unknown:
             text += '; the others may still be stored'
-        failure = self._timed_out(text)
+        failure = self._destination.timed_out(text)
         failure.__cause__ = error or failure.__cause__
         failure.retriable = not progress.taken
         return self._session.or_refusal(failure)
@@ -207,7 +271,7 @@ class SendManyCall:
     # -- sending
 
     async def _send(self, messages: Messages) -> Exception | None:
-        await self._begin(messages)
+        await self._destination.begin(messages)
         if isinstance(messages, list | tuple):
             return await self._send_iter(iter(messages), messages)
         iterator: Any
@@ -225,23 +289,26 @@ class SendManyCall:
 
         :param source: what it iterates over, so that nothing waits for capacity after the last one.
         """
+        destination = self._destination
         more = True
         try:
-            while more and await self._ready():
+            while more and await destination.ready():
                 try:
-                    more = self._fill(messages)
+                    more = destination.fill(messages)
                 except Exception as ex:
                     return self._of_last(ex)
                 finally:
-                    self._write()
-                if self._in_hand and (error := await self._place()):
-                    return error
-                if source and self._taken >= len(source):
+                    destination.write()
+                try:
+                    await destination.place()
+                except Exception as ex:
+                    return self._of_last(ex)
+                if source and destination.taken >= len(source):
                     break
-                if more and self._turn.is_over:
-                    await self._yield()
+                if more and destination.turn.is_over:
+                    await destination.pause()
         finally:
-            self._write()
+            destination.write()
         return None
 
     async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
@@ -249,23 +316,22 @@ class SendManyCall:
 
         An earlier message that fails ends the wait for the next one; its group has the error.
         """
-        session, core, take = self._session, self._core, self._take
-        stop = self._stop = session.receiving[self._group] = asyncio.timeout(None)
-        core.watch()
+        session, destination = self._session, self._destination
+        capacity, take = session.core.capacity, destination.take
+        stop = asyncio.timeout(None)
+        destination.receive(stop)
         try:
             async with stop:
                 while True:
-                    if self._waits_first and (
-                        core.capacity.waiting or not core.has_capacity(1) or not core.accepts
-                    ):
+                    if destination.is_full:
                         await session.wait_capacity()
                         session.check()
                         # Other tasks may use the capacity while the iterator waits.  Its message
                         # then exceeds `max_unconfirmed` by one, and stays queued.
-                        if core.capacity.waiting:
-                            core.loop.call_soon(core.capacity.grant)
+                        if capacity.waiting:
+                            session.core.loop.call_soon(capacity.grant)
                     if stop.when() is not None:
-                        return None
+                        break
                     try:
                         message = await anext(messages)
                     except StopAsyncIteration:
@@ -273,66 +339,68 @@ class SendManyCall:
                     except Exception as ex:
                         return self._of_last(ex)
                     try:
-                        in_hand = take(message)
+                        if take(message):
+                            await destination.place()
                     except Exception as ex:
                         return self._of_last(ex)
-                    if in_hand and (error := await self._place()):
-                        return error
-                    if self._turn.is_over:  # the iterator may never have suspended
-                        await self._yield()
+                    if destination.turn.is_over:  # the iterator may never have suspended
+                        await destination.pause()
         except TimeoutError:
             if not stop.expired():
                 raise
         finally:
-            self._stop = None
-            del session.receiving[self._group], stop  # it refers to the task
-            for other, group in self._groups.items():
-                other.receiving.pop(group, None)
+            del stop  # it refers to the task
+            destination.end_receive()
+        if self._failure() is None:  # the publisher was closed before it took a message
+            destination.check()
         return None
 
     @property
     def _iterator(self) -> str:
         """Where the iterator has failed."""
-        return f'the iterator given to send_many, after {counted(self._taken, "message")}'
+        taken = self._destination.taken
+        return f'the iterator given to send_many, after {counted(taken, "message")}'
 
     def _of_last(self, error: Exception) -> Exception:
         """Attribute an error to the last message taken, or to the iterator."""
-        index = self._failed()
+        index = self._destination.failed()
         if index is None:
-            return of_iterator(error, self._iterator, self._taken)
+            return of_iterator(error, self._iterator, self._destination.taken)
         return of_message(error, index)
 
-    async def _yield(self) -> None:
-        """Let other tasks run, then begin a new turn."""
-        await let_others_run()
-        self._turn.begin()
-        self._has_waited = True
 
-    # -- what a super stream does otherwise
+class StreamDestination(Destination):
+    """The stream of a publisher, whose messages are one group."""
 
-    def _check(self) -> None:
-        """Check that the publisher takes messages."""
-        self._session.check()
+    def __init__(self, session: PublisherSession) -> None:
+        super().__init__(session, session.stream)
+        self._core = session.core
+        self._group = self.groups[session] = ConfirmGroup()
 
-    def _timed_out(self, text: str) -> ConfirmTimeout:
-        return self._session.timed_out(text)
+    @property
+    def taken(self) -> int:
+        return self._group.count
 
-    async def _begin(self, messages: Messages) -> None:
-        """Raise ValueError unless the explicit publishing ids of a list or tuple ascend."""
+    def check(self) -> None:
+        self.session.check()
+
+    def timed_out(self, text: str) -> ConfirmTimeout:
+        return self.session.timed_out(text)
+
+    async def begin(self, messages: Messages) -> None:
         if not isinstance(messages, list | tuple):
             return
         if self._core.undeclared:
-            await self._session.wait_declared()
-            self._session.check()
+            await self.session.wait_declared()
+            self.session.check()
         last: int | None = None
         for start in range(0, len(messages), CHECK):
-            if start and self._turn.is_over:
-                await self._yield()
+            if start and self.turn.is_over:
+                await self.pause()
             last = self._core.window.check_ids(messages, start, start + CHECK, last)
 
-    async def _ready(self) -> bool:
-        """Wait until messages can be taken; return False if an earlier one has failed."""
-        session, core, group = self._session, self._core, self._group
+    async def ready(self) -> bool:
+        session, core, group = self.session, self._core, self._group
         await session.wait_capacity(core.window.frame_entries)  # whole frames
         session.check()
         if not (group.errors or group.settled):
@@ -340,11 +408,8 @@ class SendManyCall:
         core.capacity.grant()  # the capacity that this call does not need
         return False
 
-    def _fill(self, messages: Iterator[Message]) -> bool:
-        """Fill the window until the turn is over; return True if there may be more messages.
-
-        A turn sends at least one message, however long other processes kept the processor.
-        """
+    def fill(self, messages: Iterator[Message]) -> bool:
+        """A turn sends at least one message, however long other processes kept the processor."""
         core, group = self._core, self._group
         free = core.free()
         goal = group.count + free - free % core.window.frame_entries
@@ -352,20 +417,28 @@ class SendManyCall:
         while more and group.count < goal:
             run = min(goal - group.count, RUN)
             limit = group.count + run
-            more = core.window.extend(messages, run, group, self._turn)
+            more = core.window.extend(messages, run, group, self.turn)
             if more and group.count < limit:  # large messages: write them before encoding more
                 core.write()
                 if core.is_paused():
                     break
-            if self._turn.is_over:
+            if self.turn.is_over:
                 break
         return more
 
-    def _write(self) -> None:
+    def write(self) -> None:
         self._core.write()
 
-    def _take(self, message: Message) -> bool:
-        """Send a message of an asynchronous iterator; return False, as it needs no `_place`."""
+    def receive(self, stop: asyncio.Timeout) -> None:
+        self.session.receiving[self._group] = stop
+        self._core.watch()
+
+    @property
+    def is_full(self) -> bool:
+        core = self._core
+        return bool(core.capacity.waiting or not core.has_capacity(1) or not core.accepts)
+
+    def take(self, message: Message) -> bool:
         core, group = self._core, self._group
         if group.settled:  # the publisher gave up meanwhile
             group.skip()
@@ -375,11 +448,9 @@ class SendManyCall:
             core.schedule()
         return False
 
-    async def _place(self) -> Exception | None:
-        """Put the message in hand into its windows; return the error that ends the call."""
-        raise NotImplementedError
+    async def place(self) -> None:
+        """Nothing is left in hand."""
 
-    def _failed(self) -> int | None:
-        """Count the message that raised an error; None if the iterator raised it."""
+    def failed(self) -> int | None:
         last, unconfirmed = self._group.count - 1, self._group.unconfirmed
         return last if unconfirmed is not None and unconfirmed[1][-1:] == [last] else None

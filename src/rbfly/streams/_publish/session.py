@@ -80,7 +80,7 @@ class PublisherSession(Owner):
 
     :param name: name for deduplication, empty for none.
     :param core: the window of unconfirmed messages, and the tasks that wait for it.
-    :param patient: see :class:`.Registration`.
+    :param patient: of the registration.
     :ivar state: whether the publisher takes messages.
     :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
         that ends the wait.

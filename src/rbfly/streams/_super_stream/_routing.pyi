@@ -40,13 +40,14 @@ class Router:
     names: Final[tuple[str, ...]]
     partitions: Final[dict[str, PublishTarget]]
     cache: Final[dict[str, _Found]]
-    holds: bool
+    holds: Final[bool]
     def __init__(
         self,
         route: object,
         names: tuple[str, ...],
         partitions: dict[str, PublishTarget],
     ) -> None: ...
+    def hold(self, holds: bool) -> None: ...
     def find(self, message: _Message) -> _Found | str: ...
     def targets(self, found: object, key: str | None = None) -> _Found: ...
 

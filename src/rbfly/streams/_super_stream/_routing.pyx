@@ -164,7 +164,7 @@ cdef class Router:
     cdef uint32_t count     # of slots
     cdef bint hashed, asked
     cdef Ids ids
-    cdef public bint holds  # messages of `batch` wait for their routes
+    cdef readonly bint holds    # messages of `batch` wait for their routes
 
     def __init__(self, route, tuple names, dict partitions):
         self.route = route
@@ -216,6 +216,10 @@ cdef class Router:
                 )
         self.ids = kind_of(message)
         return 0
+
+    def hold(self, bint holds):
+        """Note that messages of `batch` wait for their routes, or that they no longer do."""
+        self.holds = holds
 
     def find(self, message):
         """Return a PublishTarget, or a tuple of several; a key (str) to ask the broker for."""

@@ -12,11 +12,11 @@ from ...error import set_fields
 from ...net.connection import disconnected
 from ...net.observer import Life, Observer, State
 from ...net.waiting import fail, outcome
-from .._admin.partitions import AT_ONCE, PACE, query_partitions
+from .._admin.partitions import AT_ONCE, PACE, query_partitions, retried
 from .._publish.opening import PublisherContext
 from .._publish.publisher import Publisher
 from .._publish.session import PublisherSession
-from .publisher import SuperStreamPublisher, retried, share_windows
+from .publisher import SuperStreamPublisher
 from .routing import Route
 
 
@@ -37,7 +37,7 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
     async def _open(self, sessions: list[PublisherSession]) -> SuperStreamPublisher:
         info = self.info
         query = functools.partial(query_partitions, self.cluster, info.stream)
-        names = await retried(self.cluster, query, None if self.wait else inf)
+        names = await retried(self.cluster, info.stream, query, None if self.wait else inf)
         for name in dict.fromkeys(names):
             self._new_session(name, sessions)
         declared = PartitionsReady(sessions)
@@ -53,8 +53,6 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
                 await outcome(declared.first)  # its copy of the error forms no cycle
         finally:
             self.cluster.observers.remove(declared)
-        self.windows |= set(sessions)
-        share_windows(self.windows)
         publishers = [Publisher(session, self.client) for session in sessions]
         return SuperStreamPublisher(self.cluster, info, self.route, names, publishers, self.windows)
 

@@ -3,83 +3,79 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ...error import ConfirmTimeout
-from .._publish.send_many import SendManyCall
-from .._publish.session import PublisherSession
+from .._publish.send_many import Destination
 from ._routing import PublishTarget, RoutedMessages, Router
+from .partitions import PublishPartitions, Targets
 
 if TYPE_CHECKING:
     from .._publish.send_many import Message, Messages
 
 
-class RoutedCall(SendManyCall):
-    """One call of `send_many` of a super stream.
+class RoutedDestination(Destination):
+    """The partitions of a publisher, each with a group of messages.
 
-    :param session: of the first partition.
     :param route: returns the partitions of a message from what the router has found.
     :param before: puts the messages that `batch` has queued into their windows.
-    :param check: checks that the publisher takes messages.
-    :param timed_out: returns the error of a call that has waited for partitions.
     """
-
-    _waits_first = False  # its partition is not known yet
 
     def __init__(
         self,
-        session: PublisherSession,
         router: Router,
-        route: Callable[..., Awaitable[Sequence[PublishTarget]]],
+        route: Callable[..., Awaitable[Targets]],
         before: Callable[[], Awaitable[None]],
-        check: Callable[[], None],
-        timed_out: Callable[[Sequence[PublisherSession], str], ConfirmTimeout],
+        partitions: PublishPartitions,
     ) -> None:
-        super().__init__(session)
-        self._stream = None  # each partition's errors name it
+        super().__init__(partitions.first, None)
         self._route = route
         self._before = before
-        self._check_open = check
-        self._timed_out_of = timed_out
-        self._targets: Sequence[PublishTarget] = ()  # of the last message in hand
+        self._partitions = partitions
+        self._targets: Targets = ()  # of the last message in hand
         self._routed = routed = RoutedMessages(router)
-        self._groups = routed.groups
-        self._skipped, self._partial = routed.skipped, routed.partial
+        self.groups = routed.groups
+        self.skipped, self.partial = routed.skipped, routed.partial
+        self._stop: asyncio.Timeout | None = None  # ends the wait for an asynchronous iterator
 
     @property
-    def _taken(self) -> int:
+    def taken(self) -> int:
         return self._routed.taken
 
-    @property
-    def _in_hand(self) -> bool:  # type: ignore[override]
-        return self._routed.in_hand
+    def check(self) -> None:
+        self._partitions.check_open()
 
-    def _check(self) -> None:
-        self._check_open()
+    def timed_out(self, text: str) -> ConfirmTimeout:
+        busy = [session for session, group in self.groups.items() if group.remaining]
+        return self._partitions.timed_out([*busy, *(item.session for item in self._targets)], text)
 
-    def _timed_out(self, text: str) -> ConfirmTimeout:
-        busy = [session for session, group in self._groups.items() if group.remaining]
-        return self._timed_out_of([*busy, *(item.session for item in self._targets)], text)
-
-    async def _begin(self, messages: Messages) -> None:
+    async def begin(self, messages: Messages) -> None:
         await self._before()  # each partition checks the publishing ids of its own messages
 
-    async def _ready(self) -> bool:
+    async def ready(self) -> bool:
         return not self._has_failed()
 
     def _has_failed(self) -> bool:
         """Return whether a message was refused while this call waited."""
-        waited, self._has_waited = self._has_waited, False
-        return waited and self._routed.has_failed(self._groups)
+        self._has_waited = self._has_waited and self._routed.has_failed(self.groups)
+        return self._has_waited
 
-    def _fill(self, messages: Iterator[Message]) -> bool:
-        return self._routed.fill(messages, self._turn)
+    def fill(self, messages: Iterator[Message]) -> bool:
+        return self._routed.fill(messages, self.turn)
 
-    def _write(self) -> None:
+    def write(self) -> None:
         self._routed.write()
 
-    def _take(self, message: Message) -> bool:
+    def receive(self, stop: asyncio.Timeout) -> None:
+        self._stop = self._partitions.receiving[self] = stop
+
+    def end_receive(self) -> None:
+        super().end_receive()
+        self._stop = None
+        del self._partitions.receiving[self]
+
+    def take(self, message: Message) -> bool:
         self._routed.take(message)
         if self._stop is not None and self._stop.when() is not None:
             self._routed.skip()  # the call has failed meanwhile
@@ -87,13 +83,13 @@ class RoutedCall(SendManyCall):
         self._routed.find()
         return True
 
-    async def _place(self) -> Exception | None:
-        """Send the message in hand to its partitions; return the error that ends the call.
-
-        Each partition takes the message as soon as it has capacity: to reserve that of one while
+    async def place(self) -> None:
+        """Each partition takes the message as soon as it has capacity: to reserve that of one while
         waiting for another would delay other messages, and not to reserve it could last for ever.
         """
         routed, self._targets = self._routed, ()
+        if not routed.in_hand:
+            return
         sent = False
         try:
             self._has_waited |= isinstance(routed.target, str)
@@ -101,7 +97,8 @@ class RoutedCall(SendManyCall):
             for item in targets:
                 item.session.check()
             if routed.has_failed([item.session for item in targets]):
-                return None
+                self._has_waited = True
+                return
             for item in targets:
                 core = item.core
                 if core.capacity.waiting or not core.has_capacity(1):
@@ -109,33 +106,29 @@ class RoutedCall(SendManyCall):
                     self._has_waited = True
                     await item.session.wait_capacity(core.window.frame_entries)
                 if self._has_failed():
-                    return None
+                    return
                 item.session.check()  # it may have given up while another partition was full
                 routed.put(item)
             routed.finish()
             sent = True
-        except Exception as ex:
-            return self._of_last(ex)
         finally:
             if routed.in_hand:
                 routed.skip()
             for item in self._targets:
                 if not sent:
                     item.core.write()  # wakes the tasks that wait for capacity
-                if self._stop is not None and item.session in self._groups:
+                if self._stop is not None and item.session in self.groups:
                     self._watch(item, self._stop)
-        return None
 
     def _watch(self, item: PublishTarget, stop: asyncio.Timeout) -> None:
         """Send a message of an asynchronous iterator, and end the wait for the next if it fails."""
-        item.session.receiving[self._groups[item.session]] = stop
+        item.session.receiving[self.groups[item.session]] = stop
         item.core.watch()
         if not item.core.scheduled:
             item.core.schedule()
 
-    def _failed(self) -> int | None:
-        index = self._routed.taken
-        if not self._routed.in_hand:
-            return None
-        self._routed.skip()
-        return index
+    def failed(self) -> int | None:
+        if self._routed.in_hand:
+            self._routed.skip()
+        last = self.taken - 1
+        return last if [last] in (self.skipped[-1:], self.partial[-1:]) else None

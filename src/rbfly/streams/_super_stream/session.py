@@ -18,7 +18,6 @@ from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..._turn import Turn
 from ...checks import check_type
 from ...error import (
     ArgumentError,
@@ -37,11 +36,11 @@ from ...protocol._cursor import MessageCursor
 from ...protocol._decoder import Decoder
 from ...protocol._identity import LastChunk
 from ...protocol.offset import Offset, OffsetSource, OffsetType
-from .._admin.partitions import AT_ONCE, PACE, query_partitions
+from .._admin.partitions import AT_ONCE, PACE, query_partitions, retried
 from .._consume._iteration import RoundRobin
 from .._consume.options import Offsets, ReadSettings
 from .._consume.session import SubscriptionSession
-from .._consume.waiter import MessageWaiter, Source
+from .._consume.waiter import MessageWaiter, Source, Waiter, WaiterState
 from .._group.handover import RevokeError, first_of
 from .._offsets.store import OffsetStore
 from .._offsets.tracking import check_manual
@@ -70,43 +69,47 @@ TRANSITIONS: Mapping[MergedState, Sequence[MergedState]] = {
 }
 
 
-class PartitionReader:
+class PartitionReader(Waiter):
     """One partition.  Its session uses it as its waiter.
 
-    :param merged: the session of the super stream; None once this is closed.
-    :ivar ended: no more messages of the partition arrive.
+    :param merged: the session of the super stream.
     :ivar missing: the error that the partition does not exist, until the cause is known.
     """
 
     def __init__(self, merged: MergedSession, name: str) -> None:
-        self.merged: MergedSession | None = merged
+        super().__init__(merged.waiter.turn)
         self.name = name
-        self.turn: Turn = merged.waiter.turn
-        self.ended: bool = False
         self.missing: StreamDoesNotExist | None = None
+        self._merged: MergedSession | None = merged  # None once this is closed
 
     def end(self) -> None:
         """End the partition; the last one ends the subscription."""
-        self.ended = True
-        if self.merged is not None:
-            self.merged.on_partition_end()
+        super().end()
+        if self._merged is not None:
+            self._merged.on_partition_end()
 
     def wake(self) -> None:
-        """Look at the partition in its turn: a message or an error has arrived."""
-        if self.merged is not None:
-            self.merged.on_arrival(self.name)
+        """Look at the partition in its turn."""
+        if self._merged is not None:
+            self._merged.on_arrival(self.name)
 
     def is_waiting(self) -> bool:
-        """True if a task waits for a message."""
-        return self.merged is not None and self.merged.waiter.is_waiting()
+        return self._merged is not None and self._merged.waiter.is_waiting()
 
-    def on_missing(self, error: StreamDoesNotExist | None) -> None:
-        """The partition does not exist; None: it was created again."""
+    def on_missing(self, error: StreamDoesNotExist) -> None:
+        """The partition does not exist."""
+        self._enter(WaiterState.MISSING)
         self.missing = error
+
+    def on_created(self) -> None:
+        """It was created again."""
+        self._enter(WaiterState.READING)
+        self.missing = None
 
     def close(self) -> None:
         """The session of the partition is closed, or about to be."""
-        self.merged = None
+        super().close()
+        self._merged = None
 
 
 class Former(NamedTuple):
@@ -196,17 +199,14 @@ class MergedSession:
             self._timer = None
         if self._loop is not loop:  # the client has moved to another event loop
             self._loop, self._listing, self._pace = loop, None, None
-            self.turns.dry.update(self._by_cursor.keys() - set(self._unopened))  # open them again
+            self.turns.drained.update(
+                self._by_cursor.keys() - set(self._unopened)
+            )  # open them again
         if self._listing is None:
-            self._listing = asyncio.Task(self._query(), loop=loop)  # never an eager one
+            query = partial(query_partitions, self._cluster, self.stream)
+            listing = retried(self._cluster, self.stream, query)
+            self._listing = asyncio.Task(listing, loop=loop)  # never an eager one
             self._listing.add_done_callback(self._on_answer)
-
-    async def _query(self) -> tuple[str, ...]:
-        async with self._cluster.deadline() as deadline:
-            deadline.progress.on_step(f'asking for the partitions of {self.stream!r}')
-            return await self._cluster.retry(
-                deadline, lambda: query_partitions(self._cluster, self.stream)
-            )
 
     def _on_answer(self, listing: asyncio.Task[tuple[str, ...]]) -> None:
         if listing is not self._listing:
@@ -246,8 +246,8 @@ class MergedSession:
                 self._drop(partition)
             elif partition.missing is not None:  # deleted, and created again
                 self._errors.append(partition.missing)
-                partition.on_missing(None)
-                self.turns.dry.add(self.sessions[name].cursor)
+                partition.on_created()
+                self.turns.drained.add(self.sessions[name].cursor)
         for name in listed:
             if name not in self.partitions:
                 self._add(name)
@@ -261,7 +261,7 @@ class MergedSession:
         )
         if name in self._gone:
             former = self._gone.pop(name)
-            session.succeed(former.position, former.identity)
+            session.take_over(former.position, former.identity)
             if former.error is not None:
                 self._errors.append(StreamDoesNotExist(name, 'was deleted and created again'))
         self.partitions[name] = self._by_cursor[session.cursor] = partition
@@ -280,7 +280,7 @@ class MergedSession:
             return
         if self._cluster.connected or len(unopened) >= len(self.partitions):
             for _ in range(min(AT_ONCE, len(unopened))):
-                self.turns.dry.add(unopened.popleft())
+                self.turns.drained.add(unopened.popleft())
         if unopened:
             assert self._loop is not None
             self._pace = self._loop.call_later(PACE, self._on_pace)
@@ -379,11 +379,11 @@ class MergedSession:
 
     def on_yield(self) -> None:
         """Other tasks have run: open the partitions that have no messages, or raise their error."""
-        dry, errors = self.turns.dry, self._errors
+        drained, errors = self.turns.drained, self._errors
         self._begin()
-        while dry and not self._has_ended:
-            partition = self._by_cursor.get(cursor := dry.pop())
-            if partition is None or partition.missing is not None or cursor.has_messages:
+        while drained and not self._has_ended:
+            partition = self._by_cursor.get(cursor := drained.pop())
+            if partition is None or cursor.has_messages or partition.state is WaiterState.MISSING:
                 continue
             try:
                 # `turns` has marked them as finished
@@ -417,15 +417,15 @@ class MergedSession:
             self.on_wait(finished=False)
             pending = not self._is_listed
             for name, partition in list(self.partitions.items()):
-                if partition.missing is not None:
+                if partition.state is WaiterState.MISSING:
                     pending = True
-                elif not partition.ended and partition.merged is not None:
+                elif partition.state is WaiterState.READING:
                     self.on_yield()  # those after it
                     session = self.sessions[name]
                     try:
                         await session.open()
                     except (StreamDoesNotExist, SubscriptionClosed):
-                        self.turns.dry.add(session.cursor)
+                        self.turns.drained.add(session.cursor)
                         pending = True
             if pending and not self._has_ended:
                 self._list()
@@ -498,7 +498,7 @@ class MergedSession:
         last = self._by_cursor.get(self.cursor)
         try:
             if last is not None:  # the messages of all other partitions are finished
-                await self.sessions[last.name].wait_asked(reader)
+                await self.sessions[last.name].wait_for_reader(reader)
         except BaseException:  # cancelled
             self._abort()
             raise

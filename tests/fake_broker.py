@@ -28,7 +28,7 @@ from rbfly.protocol.commands import string as string
 from rbfly.protocol.commands import string_map as string_map
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.protocol.message_frames import Publish, PublishV2
-from tests.raw import decode
+from tests.raw_client import decode_frame
 
 OK = 0x0001
 CLOSE_TIMEOUT = 10.0  # seconds in which the client must close its connections
@@ -72,7 +72,7 @@ class Frame:
 
     def decode(self) -> Any:
         """Return the command of a request, or the one-way command."""
-        found = decode(self.key, self.version, self.body)
+        found = decode_frame(self.key, self.version, self.body)
         return found.command if isinstance(found, Request) else found
 
     @property

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import rbfly.streams as rbs
-from tests.fake import FakeBroker
+from tests.fake_broker import FakeBroker
 from tests.fake_stream import FakeStream
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 
 
-def filled(*sizes: int) -> FakeStream:
+def stream_of_chunks(*sizes: int) -> FakeStream:
     """Return a stream with chunks of these sizes; its messages are the numbers from 0."""
     stream = FakeStream()
     for size in sizes:
@@ -20,7 +20,7 @@ def filled(*sizes: int) -> FakeStream:
 
 
 @contextlib.asynccontextmanager
-async def reading(
+async def subscribe_to_fake(
     stream: FakeStream, version: str = '4.0.5', **arguments: Any
 ) -> AsyncIterator[rbs.Subscription]:
     """Subscribe to the raw bodies of a stream, by default from its first message."""

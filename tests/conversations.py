@@ -18,7 +18,7 @@ from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.const import RESPONSE, Key
 from rbfly.protocol.fields import string
 from rbfly.protocol.offset import Offset
-from tests.raw import RawClient, connected
+from tests.raw_client import RawClient, connect
 from tests.stream_wire import frame, split_frames
 
 UNKNOWN = 'Close 0x0d, closed'
@@ -49,7 +49,7 @@ TUNE = c.Tune(2**20, 0).encode()
 OPEN = c.Open('/').encode(7)
 
 
-def shown(item: Any) -> str:
+def describe(item: Any) -> str:
     match item:
         case None:
             return 'closed'
@@ -62,7 +62,7 @@ def shown(item: Any) -> str:
     return type(item).__name__
 
 
-async def proceed(client: RawClient, state: str, end: str) -> str:
+async def continue_handshake(client: RawClient, state: str, end: str) -> str:
     """Continue the handshake from one state to another; return the state reached."""
     while state != end:
         if state == 'tuning':
@@ -70,7 +70,7 @@ async def proceed(client: RawClient, state: str, end: str) -> str:
             if end == 'tuned':
                 return end
         client.write(STEPS[state].encode(0))
-        if shown(await client.receive()) != '0x01':
+        if describe(await client.receive()) != '0x01':
             break
         if state == 'authenticating':
             assert isinstance(await client.receive(), c.Tune)
@@ -78,38 +78,40 @@ async def proceed(client: RawClient, state: str, end: str) -> str:
     return state
 
 
-async def answers(uri: str, state: str, data: bytes, expected: str) -> str:
+async def converse(uri: str, state: str, data: bytes, expected: str) -> str:
     """Send bytes in a state of the connection, and return the answers."""
     found: list[str] = []
     ends = expected.endswith('closed')
     items = expected.split(', ') if expected else []
-    async with connected(uri) as client:
-        assert await proceed(client, 'connected', state) == state
+    async with connect(uri) as client:
+        assert await continue_handshake(client, 'connected', state) == state
         client.write(data)
         while found[-1:] != ['closed'] and (ends or len(found) < len(items)):
             item = await client.receive()
-            found.append(shown(item))
+            found.append(describe(item))
             if isinstance(item, c.Close):
                 client.write(c.Close.respond(1))
         if not ends and found[-1:] not in (['closed'], [TOO_LARGE]):
             last = split_frames(data)[-1][0] & ~RESPONSE
             reached = 'open' if state == 'open' else LEADS_TO.get(last, state)
-            if await proceed(client, reached, 'open') != 'open':
+            if await continue_handshake(client, reached, 'open') != 'open':
                 found.append('no handshake')
             client.write(STEPS['open'].encode(99))
             while not isinstance(item := await client.receive(), c.Response | None):
-                found.append(shown(item))
+                found.append(describe(item))
             if item is None or item.correlation_id != 99:
-                found.append(shown(item))
+                found.append(describe(item))
     return ', '.join(found)
 
 
-async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) -> None:
+async def check_conversations(
+    uri: str, conversations: Iterable[tuple[str, str, bytes, str]]
+) -> None:
     """Compare actual and expected answers, each conversation on its own connection.
 
     :param conversations: name, state, bytes and expected answer of each conversation.
     """
-    async with connected(uri) as client:
+    async with connect(uri) as client:
         properties = await client.value(c.PeerProperties({}))
     version = tuple(map(int, properties['version'].split('.')[:2]))
     wanted = {}
@@ -122,7 +124,7 @@ async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) 
     async def one(*conversation: Any) -> str:
         async with limit:
             try:
-                return await answers(uri, *conversation)
+                return await converse(uri, *conversation)
             except TimeoutError:
                 return 'neither answered nor closed'
 
@@ -135,7 +137,7 @@ async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) 
     assert not differing, '; '.join(differing)
 
 
-def frames(stream: str) -> dict[str, bytes]:
+def valid_frames(stream: str) -> dict[str, bytes]:
     """A valid frame of each command."""
     requests: list[c.Command[Any]] = [
         c.DeclarePublisher(0, 'reference', stream),
@@ -181,5 +183,5 @@ def frames(stream: str) -> dict[str, bytes]:
     )}  # fmt: skip
 
 
-def request(key: int, body: bytes) -> bytes:
+def request_frame(key: int, body: bytes) -> bytes:
     return frame(key, ID + body)

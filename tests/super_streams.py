@@ -36,7 +36,7 @@ def subscribe_to(
     return client.subscribe(stream, **options)
 
 
-async def stored(client: rbs.StreamsClient, partition: str) -> list[Any]:
+async def read_partition(client: rbs.StreamsClient, partition: str) -> list[Any]:
     """Return the bodies of a partition."""
     found = client.subscribe(partition, offset=rbs.Offset.FIRST, until='now', timeout=20)
     return [body async for body in found]

@@ -64,7 +64,7 @@ class Reader:
             await self.task
 
 
-class Kept:
+class OwnOffsets:
     """The offsets that a program keeps; `start` counts its calls."""
 
     def __init__(self) -> None:

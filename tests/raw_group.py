@@ -24,7 +24,7 @@ from rbfly.protocol.commands import (
 )
 from rbfly.protocol.message_frames import Deliver, Publish
 from rbfly.protocol.offset import Offset
-from tests.raw import RawClient, connected, entries, opened
+from tests.raw_client import RawClient, connect, connect_and_open, numbered_entries
 
 ON, OFF, REFUSED, GONE = 'active', 'inactive', 'credit refused', 'stream gone'
 MARK = 200  # subscription that marks a point in what a client receives
@@ -35,7 +35,7 @@ def properties(name: str = 'group', super_stream: str | None = None) -> dict[str
     return found if super_stream is None else found | {'super-stream': super_stream}
 
 
-class Peer:
+class GroupConnection:
     """A connection whose subscriptions are members of a group on a stream."""
 
     def __init__(self, client: RawClient, stream: str, properties: dict[str, str]) -> None:
@@ -89,7 +89,7 @@ class Peer:
                 return item
         return (item.subscription_id, event) if item.subscription_id else event
 
-    async def heard(self) -> list[Any]:
+    async def read_events(self) -> list[Any]:
         """All events that the broker has sent because of the requests before this call.
 
         The broker notifies the members of all groups in order, so it has sent them before it
@@ -110,12 +110,12 @@ class Peer:
 async def publish(client: RawClient, stream: str, *numbers: int) -> None:
     await client.value(DeclarePublisher(0, '', stream))
     for number in numbers:
-        client.send(Publish(0, entries(number)))
+        client.send(Publish(0, numbered_entries(number)))
         await client.receive()
 
 
 @dataclass
-class Scene:
+class FilledStream:
     """A stream, or a partition of a super stream, that contains the messages 0 to 5."""
 
     uri: str
@@ -124,34 +124,34 @@ class Scene:
     properties: dict[str, str]
     stack: AsyncExitStack
 
-    async def peer(self) -> Peer:
-        client = await self.stack.enter_async_context(opened(self.uri))
-        return Peer(client, self.stream, self.properties)
+    async def peer(self) -> GroupConnection:
+        client = await self.stack.enter_async_context(connect_and_open(self.uri))
+        return GroupConnection(client, self.stream, self.properties)
 
-    async def peers(self, count: int) -> list[Peer]:
+    async def peers(self, count: int) -> list[GroupConnection]:
         return [await self.peer() for _ in range(count)]
 
     async def publish(self, *numbers: int) -> None:
-        async with opened(self.uri) as client:
+        async with connect_and_open(self.uri) as client:
             await publish(client, self.stream, *numbers)
 
 
 @asynccontextmanager
-async def scene(uri: str, partition: int | None = None) -> AsyncIterator[Scene]:
+async def filled_stream(uri: str, partition: int | None = None) -> AsyncIterator[FilledStream]:
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(connected(uri))
+        client = await stack.enter_async_context(connect(uri))
         server = await client.value(commands.PeerProperties({}))
     name = f'test-{uuid4()}'
-    async with opened(uri) as client, AsyncExitStack() as stack:
+    async with connect_and_open(uri) as client, AsyncExitStack() as stack:
         version = '.'.join(server['version'].split('.')[:2])
         if partition is None:
             await client.value(Create(name, {}))
-            made = Scene(uri, version, name, properties(), stack)
+            made = FilledStream(uri, version, name, properties(), stack)
         else:
             parts, keys = tuple(f'{name}-{i}' for i in range(3)), ('0', '1', '2')
             await client.value(CreateSuperStream(name, parts, keys, {}))
             group = properties(super_stream=name)
-            made = Scene(uri, version, parts[partition], group, stack)
+            made = FilledStream(uri, version, parts[partition], group, stack)
         try:
             await made.publish(*range(6))
             yield made

@@ -15,12 +15,12 @@ from rbfly.protocol.fields import Reader
 TIMEOUT = 10.0  # seconds; only a bug makes a test wait that long
 
 
-def entries(*ids: int, filter: bytes | None = None) -> tuple[PublishEntry, ...]:
-    """Entries of a Publish frame: each message is its publishing id."""
+def numbered_entries(*ids: int, filter: bytes | None = None) -> tuple[PublishEntry, ...]:
+    """Return entries of a Publish frame: each message is its publishing id."""
     return tuple(PublishEntry(i, filter, message(b'%d' % i)) for i in ids)
 
 
-def decode(key: int, version: int, body: bytes) -> Request | Response | OneWay:
+def decode_frame(key: int, version: int, body: bytes) -> Request | Response | OneWay:
     return message_frames.decode(key, version, Reader(body, strict=True))
 
 
@@ -56,7 +56,7 @@ class RawClient:
             except (asyncio.IncompleteReadError, ConnectionError):
                 return None
         key, version = int.from_bytes(data[:2]), int.from_bytes(data[2:4])
-        found = decode(key, version, data[4:])
+        found = decode_frame(key, version, data[4:])
         return found.command if isinstance(found, Request) else found
 
     async def ask(self, command: Command[Any]) -> Response:
@@ -93,7 +93,7 @@ class RawClient:
 
 
 @contextlib.asynccontextmanager
-async def connected(uri: str) -> AsyncIterator[RawClient]:
+async def connect(uri: str) -> AsyncIterator[RawClient]:
     """Connect without a handshake."""
     address = urlsplit(uri)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -106,8 +106,8 @@ async def connected(uri: str) -> AsyncIterator[RawClient]:
 
 
 @contextlib.asynccontextmanager
-async def opened(uri: str) -> AsyncIterator[RawClient]:
+async def connect_and_open(uri: str) -> AsyncIterator[RawClient]:
     """Connect, and open the virtual host."""
-    async with connected(uri) as client:
+    async with connect(uri) as client:
         await client.handshake()
         yield client

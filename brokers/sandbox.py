@@ -1,8 +1,8 @@
 """
-Rooms: isolated places in which a broker's processes live and die together.
+Sandboxes: isolated places in which a broker's processes live and die together.
 
-A room has one main process, and killing it kills everything in the room. `run` and `spawn` start
-commands inside, including the nodes of a broker. The instance's `srv` folder is mounted as `/srv`
+A sandbox has one main process; killing it kills everything inside. `run` and `spawn` start more
+commands, including the nodes of a broker. The instance's `srv` folder is mounted as `/srv`
 in a root filesystem or container, so a broker's configuration uses the same paths in both.
 
 `Root`: a Debian root filesystem in its own mount and process namespaces.
@@ -27,7 +27,7 @@ from .state import MARKER, BrokerError, is_running, processes_of, start_time, wa
 
 NOFILE = 65536
 
-# Outside: waits for the room to end, records that, and removes a private instance's folder.
+# Outside: waits for the sandbox to end, records that, and removes a private instance's folder.
 # Arguments: the folder, 1 to remove it, the command.
 OUTER = """
 folder=$1; private=$2; shift 2
@@ -99,8 +99,8 @@ def env_arguments(env: Mapping[str, str]) -> list[str]:
     return ['env', '-i', *(f'{k}={v}' for k, v in env.items())]
 
 
-class Room(abc.ABC):
-    """A room; see the module docstring."""
+class Sandbox(abc.ABC):
+    """A sandbox; see the module docstring."""
 
     kind: str
     starting = 'making namespaces'
@@ -114,13 +114,13 @@ class Room(abc.ABC):
 
     @abc.abstractmethod
     def main_command(self, argv: Sequence[str], env: Mapping[str, str], private: bool) -> list[str]:
-        """The host command whose lifetime is the room's."""
+        """The host command whose lifetime is the sandbox's."""
 
     @abc.abstractmethod
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], *, user: str | None = None
     ) -> list[str]:
-        """The host command that runs `argv` in the room."""
+        """The host command that runs `argv` in the sandbox."""
 
     @abc.abstractmethod
     def alive(self) -> bool:
@@ -128,21 +128,22 @@ class Room(abc.ABC):
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """Kill everything in the room and wait until it has ended."""
+        """Kill everything in the sandbox and wait until it has ended."""
 
     def save(self) -> dict[str, Any]:
         """The state that `load` needs."""
+        # 'room' in the state files of brokers that may be running
         return {'room': self.kind, 'instance': self.instance}
 
     # what they inherit
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a process in the room."""
+        """The environment of a process in the sandbox."""
         path = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin'
         return {'PATH': path, 'LANG': 'C.UTF-8', **env, MARKER: self.instance}
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, private: bool) -> None:
-        """Start the room with this main process, in a new session."""
+        """Start the sandbox with this main process, in a new session."""
         command = [
             'setsid',
             '--fork',
@@ -161,7 +162,7 @@ class Room(abc.ABC):
             read_end = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
             os.set_blocking(read_end, True)
             self.hold()
-        with open(self.folder / 'room.log', 'w+b') as log:
+        with open(self.folder / 'sandbox.log', 'w+b') as log:
             try:
                 subprocess.run(
                     command,
@@ -188,7 +189,7 @@ class Room(abc.ABC):
     def log(self) -> str:
         """The end of the main process's output."""
         try:
-            return (self.folder / 'room.log').read_text(errors='replace')[-2000:].strip()
+            return (self.folder / 'sandbox.log').read_text(errors='replace')[-2000:].strip()
         except OSError:
             return ''
 
@@ -200,7 +201,7 @@ class Room(abc.ABC):
         user: str | None = None,
         timeout: float | None = 60,
     ) -> str:
-        """Run a command in the room and return its output; `BrokerError` if it fails."""
+        """Run a command in the sandbox and return its output; `BrokerError` if it fails."""
         command = self.command(argv, self.environment(env or {}), user=user)
         try:
             result = subprocess.run(
@@ -234,7 +235,7 @@ class Room(abc.ABC):
         )
 
     def hold(self) -> bool:
-        """Open the pipe that keeps a private room alive; return False if the room has ended."""
+        """Open the pipe that keeps a private sandbox alive; return False if it has ended."""
         try:
             self._lifeline = os.open(self.folder / 'lifeline', os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
@@ -243,7 +244,7 @@ class Room(abc.ABC):
         return True
 
     def held_by_others(self) -> bool:
-        """Whether someone else also holds the pipe; then release it, or else end the room."""
+        """Whether someone else also holds the pipe; then release it, or else end the sandbox."""
         assert self._lifeline is not None
         try:
             fcntl.flock(self._lifeline, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,7 +253,7 @@ class Room(abc.ABC):
         return False
 
     def release(self) -> None:
-        """Close the pipe; the room ends when the last holder does."""
+        """Close the pipe; the sandbox ends when the last holder does."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -280,8 +281,8 @@ class Room(abc.ABC):
                 raise BrokerError(f'cannot kill processes {processes_of(self.instance)}')
 
 
-class Local(Room):
-    """A room whose main process runs on the host system."""
+class Local(Sandbox):
+    """A sandbox whose main process runs on the host system."""
 
     def __init__(self, folder: Path, instance: str, main: tuple[int, int] | None = None) -> None:
         super().__init__(folder, instance)
@@ -398,7 +399,7 @@ class Host(Local):
         super().kill()
 
 
-class Container(Room):
+class Container(Sandbox):
     """A container on the host's network."""
 
     kind = 'container'
@@ -497,8 +498,8 @@ class Container(Room):
         return {**super().save(), 'engine': self.engine, 'image': self.image}
 
 
-def load(folder: Path, state: Mapping[str, Any]) -> Room:
-    """Restore a room from a state file."""
+def load(folder: Path, state: Mapping[str, Any]) -> Sandbox:
+    """Restore a sandbox from a state file."""
     instance = str(state['instance'])
     if state['room'] == 'container':
         return Container(folder, instance, state['engine'], state['image'])
