@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rbfly
-from rbfly.error import AMQPDecoderError, RbFlyError
+from rbfly.error import AMQPDecoderError, RbFlyError, add_text, explained
 from rbfly.streams.error import ProtocolError, PublishError, PublishErrorInfo, StreamDoesNotExist
 
 
@@ -73,6 +73,16 @@ def test_round_trip_preserves_attributes(round_trip: Callable[[Any], Any]) -> No
     other = round_trip(damaged)
     assert (other.position, other.offset, other.data) == (4, 11, b'\xff')
     assert str(other) == str(damaged) == "bad of the message at offset 11 of stream 's'"
+
+
+@each_round_trip
+def test_round_trip_preserves_the_text(round_trip: Callable[[Any], Any]) -> None:
+    error = explained(StreamDoesNotExist('orders'), "'orders' is a super stream")
+    add_text(error, 'message 3: ', '; it was not sent')
+    assert str(error) == "message 3: 'orders' is a super stream; it was not sent"
+    other = add_text(round_trip(error), after='; try again')
+    assert str(other) == f'{error}; try again'
+    assert repr(other) == f'StreamDoesNotExist({str(other)!r})'
 
 
 def test_deep_copy_shares_nothing() -> None:

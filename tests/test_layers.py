@@ -39,7 +39,7 @@ LAYERS = {
         ['fields', '_entry', '_decoder'],
         ['chunks', 'commands'],
         ['message_frames'],
-        ['_pending'],
+        ['_pending', '_ring'],
         ['_frames'],
         ['_chunk', '_publish'],
         ['_identity', '_batch'],

@@ -144,6 +144,17 @@ class RbFlyError(Exception):
     code: int | None = None
     stream: str | None = None
     reference: str | None = None
+    # The text is computed from these: nothing rewrites `args`.
+    _explanation: str | None = None  # the client knows more than `args` says
+    _before: tuple[str, ...] = ()
+    _after: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = super().__str__() if self._explanation is None else self._explanation
+        return ''.join((*self._before, text, *self._after))
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({str(self)!r})'
 
     def __reduce__(self) -> tuple[Any, ...]:
         reduced: Any = super().__reduce__()
@@ -553,9 +564,24 @@ def raise_any(error: BaseException | None) -> None:
             del error
 
 
-def add_text(error: RbFlyError, before: str = '', after: str = '') -> None:
-    """Add to the text of an error, which is the first of its `args`."""
-    error.args = (f'{before}{error}{after}', *error.args[1:])
+def add_text(error: R, before: str = '', after: str = '') -> R:
+    """Say more in the text of an error, and return it."""
+    error._before, error._after = (before, *error._before), (*error._after, after)
+    return error
+
+
+def explained(error: R, text: str) -> R:
+    """Say in an error what the client has found out about its reason, and return it."""
+    error._explanation = text
+    return error
+
+
+def set_fields(error: E, **fields: object) -> E:
+    """Set attributes of an error, unless its class does not allow it, and return it."""
+    for name, value in fields.items():
+        with suppress(AttributeError):
+            setattr(error, name, value)
+    return error
 
 
 STOPS = (StopIteration, StopAsyncIteration)

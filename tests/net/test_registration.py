@@ -225,7 +225,7 @@ class PublisherUser(User):
         if self.publisher is None or self.leaving == [] or self.loop is not self.walk.loop:
             return False
         session = session_of(self.publisher)
-        return not self.leave.is_set() and session._generation == self.walk.cluster.generation
+        return not self.leave.is_set() and not session.registration.is_disconnected
 
     def use(self) -> None:
         if self.publisher is not None:
@@ -812,7 +812,7 @@ from rbfly.net.registration import Registration
 from tests.sizes import sized
 
 class Cluster:
-    observers = Observers()
+    observers, generation = Observers(), 0
 
 registration = Registration(Cluster(), 'owner')
 assert False, 'assert statements are ignored'

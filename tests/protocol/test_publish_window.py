@@ -6,7 +6,6 @@ import tracemalloc
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import settings
@@ -188,7 +187,7 @@ def test_extend_takes_only_what_it_appends() -> None:
 
 def test_extend_stops_at_a_message_that_cannot_be_appended() -> None:
     window = make(frame_max=200)
-    waiter = ConfirmGroup(Mock())
+    waiter = ConfirmGroup()
     source: Iterator[Any] = iter([b'a', b'b', 'text', b'c', bytes(1000), b'd'])
     with pytest.raises(TypeError):
         window.extend(source, 100, waiter)
@@ -207,7 +206,7 @@ def test_extend_raises_errors_of_the_iterator() -> None:
         raise KeyError('c')
 
     window = make()
-    waiter = ConfirmGroup(Mock())
+    waiter = ConfirmGroup()
     with pytest.raises(KeyError):
         window.extend(source(), 100, waiter)
     assert (waiter.count, waiter.unconfirmed) == (2, None)
@@ -228,7 +227,7 @@ def test_extend_returns_after_some_bytes() -> None:
 def test_group_lists_its_refused_messages() -> None:
     window = make(frame_max=100)
     feed = Feed(window)
-    first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
+    first, second = ConfirmGroup(), ConfirmGroup()
     for i in range(20):  # the first group has the even ids
         add(window, b'x' * 20, waiter=second if i % 2 else first)
     take_all(window)
@@ -248,14 +247,14 @@ def test_group_lists_its_refused_messages() -> None:
 def test_group_lists_its_unsettled_and_abandoned_messages() -> None:
     window = make(frame_max=100, max_unconfirmed=12)
     feed = Feed(window)
-    first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
+    first, second = ConfirmGroup(), ConfirmGroup()
     for i in range(20):  # the first group has the even ids
         add(window, b'x' * 20, waiter=second if i % 2 else first)
     take_all(window)
     feed.confirm(0, 2, 5, 7)
     assert window.unsettled_of(first) == [*range(2, 10)]
     assert window.unsettled_of(second) == [0, 1, *range(4, 10)]
-    assert window.unsettled_of(ConfirmGroup(Mock())) == []
+    assert window.unsettled_of(ConfirmGroup()) == []
     take_all(window)
     written = 12 + 4  # each of four confirms made room for another one
     assert set(window.fail_pending()) == {first, second}

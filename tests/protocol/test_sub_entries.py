@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import settings
@@ -308,7 +307,7 @@ def test_confirm_of_a_sub_entry_settles_each_of_its_waiters() -> None:
 def test_refused_sub_entry() -> None:
     window = make(4)
     feed = Feed(window)
-    first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
+    first, second = ConfirmGroup(), ConfirmGroup()
     add(window, *[b'a'] * 3, waiter=first)
     add(window, *[b'b'] * 4, waiter=second)
     add(window, b'a', waiter=first)
@@ -325,7 +324,7 @@ def test_refused_sub_entry() -> None:
 
 def test_fail_pending_abandons_sub_entries() -> None:
     window = make(4)
-    first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
+    first, second = ConfirmGroup(), ConfirmGroup()
     add(window, *[b'a'] * 3, waiter=first)
     add(window, *[b'b'] * 4, waiter=second)
     take_all(window)
@@ -399,7 +398,7 @@ def test_replay_sends_the_same_sub_entries(compression: str) -> None:
 
 def test_replay_refuses_messages_too_large_for_new_frames() -> None:
     window = make(3)
-    waiter = ConfirmGroup(Mock())
+    waiter = ConfirmGroup()
     add(window, b'a' * 50, b'b' * 50, b'c' * 50, b'd', waiter=waiter)
     waiter.seal()
     take_all(window)

@@ -4,7 +4,6 @@ import random
 import time
 import tracemalloc
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import Phase, settings
@@ -363,7 +362,7 @@ def test_another_message_does_not_join(message: Any, sent: bool) -> None:
 
 def test_other_kinds_of_callers_are_not_joined() -> None:
     window, single = make(), ConfirmWaiter(None, True)
-    window.append(explicit(1), ConfirmGroup(Mock()))
+    window.append(explicit(1), ConfirmGroup())
     window.put(explicit(2), object())
     for publish_id in (1, 2):
         assert window.join(explicit(publish_id), single) is None

@@ -19,7 +19,7 @@ from rbfly.amqp._types cimport (
     MAX_DEPTH, AMQPArray, Described, Symbol, clip, is_datetime, is_uuid, plain_dict, plain_list,
 )
 
-from rbfly.error import AMQPEncoderError
+from rbfly.error import AMQPEncoderError, add_text
 
 cdef extern from 'Python.h':
     bint PySequence_Check(object o) noexcept
@@ -163,7 +163,7 @@ cdef int add_path(object error, object message) except -1:
     if len(path) > PATH_MAX:
         path = f'{path[:PATH_MAX // 2]}...{path[-PATH_MAX // 2:]}'
     if path:
-        error.args = (f'{path}: {error}', *error.args[1:])
+        add_text(error, f'{path}: ')
     return 0
 
 

@@ -25,7 +25,7 @@ from .dialer import Dialer
 from .locator import Locator, missing
 from .observer import Observer, Observers, Role, call_each
 from .pool import Pool
-from .retry import Backoff, Deadline, Progress, Refusal, T, can_retry
+from .retry import Backoff, Deadline, OnWait, Progress, Refusal, T, can_retry
 from .uri import Settings
 from .waiting import IDLE_CLOSE, CloseTimeout
 
@@ -111,11 +111,12 @@ class Cluster:
         self._pool.leave_loop()
         self._locator.leave_loop()
 
-    def deadline(self, limit: float | None = None) -> Deadline:
+    def deadline(self, limit: float | None = None, on_wait: OnWait | None = None) -> Deadline:
         """Return the deadline of a call or an outage that begins now.
 
         :param limit: seconds, infinity for no limit; None for `connect_timeout` or
             `reconnect_timeout`.
+        :param on_wait: see :class:`.Deadline`; None for a call that concerns no registration.
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being closed.
         """
@@ -128,9 +129,8 @@ class Cluster:
             limit = self._dialer.limit
         where = ', '.join(map(str, self.settings.infos))
         limit = None if limit == inf else limit
-        deadline = Deadline(limit, where, self.generation, self.refusal)
-        deadline.on_wait = self._on_call_waiting  # unless it is that of a registration
-        return deadline
+        on_wait = on_wait or self._on_call_waiting
+        return Deadline(limit, where, self.generation, self.refusal, on_wait)
 
     def _on_call_waiting(self, error: RbFlyError | None, retry_at: float) -> None:
         if error is not None:

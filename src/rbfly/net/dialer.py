@@ -12,6 +12,7 @@ from ..error import (
     RbFlyError,
     StreamConnectionError,
     TLSError,
+    add_text,
     without_frames,
 )
 from ..protocol._engine import Counters
@@ -214,7 +215,8 @@ class Dialer:
 def explain_mismatch(error: TLSError) -> None:
     """Say what to do if a certificate does not have the name that the broker advertises."""
     if getattr(error.__cause__, 'verify_code', None) in MISMATCHES:
-        error.args = (
-            f'{error}; the broker advertises this address: pass load_balancer=True to use only the'
-            ' addresses of the URIs, or configure the advertised host of the broker',
+        text = (
+            '; the broker advertises this address: pass load_balancer=True to use only the'
+            ' addresses of the URIs, or configure the advertised host of the broker'
         )
+        add_text(error, after=text)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ..error import ProtocolError, StreamConnectionError, StreamDoesNotExist, protocol_error
+from ..error import (
+    ProtocolError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    explained,
+    protocol_error,
+)
 from ..protocol import commands
 from ..protocol.commands import Partitions, StreamMetadata
 from ..protocol.const import Key, ResponseCode
@@ -117,9 +123,7 @@ async def missing(connection: Connection, stream: str) -> StreamDoesNotExist:
     """
     partitions = await partitions_of(connection, stream)
     error = StreamDoesNotExist(stream)
-    if partitions:
-        error.args = (is_super_stream(stream, partitions),)
-    return error
+    return explained(error, is_super_stream(stream, partitions)) if partitions else error
 
 
 async def partitions_of(connection: Connection, stream: str) -> tuple[str, ...]:

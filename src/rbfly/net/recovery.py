@@ -27,7 +27,7 @@ class Recovery(Observer):
         if after is State.OPEN:
             self.on_open(registration)
         elif after is State.IDLE:
-            if error is None or registration.generation != registration.cluster.generation:
+            if error is None or registration.is_disconnected:
                 self.on_closed(registration, by_owner=error is None)
             else:
                 is_deleted = isinstance(error, StreamDoesNotExist) and registration.declared

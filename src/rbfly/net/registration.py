@@ -30,7 +30,7 @@ from ..protocol.commands import Command
 from .cluster import Cluster
 from .connection import Connection, disconnected
 from .observer import Life, Observer, Role, State, check_transition
-from .retry import Backoff, can_retry, ignore, is_cut
+from .retry import Backoff, can_retry, is_cut
 
 logger: logging.Logger = logging.getLogger('rbfly.net')
 
@@ -105,7 +105,6 @@ class Registration:
     :ivar declared: True once the declaration has been open.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
-    :ivar generation: generation of the cluster at the last `ensure_open`.
     :ivar retry_at: time of the event loop at which the next try begins, while it backs off.
     :ivar moved: the broker has ended the last declaration: the stream is not available there.
     """
@@ -119,7 +118,7 @@ class Registration:
         self.state: State = State.IDLE
         self.life: Life = Life.ACTIVE
         self.retry_at: float = 0.0
-        self.generation: int = 0
+        self._generation = cluster.generation  # at the last `ensure_open`
         self.moved: bool = False
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
@@ -145,6 +144,11 @@ class Registration:
     def is_open(self) -> bool:
         """True if the publisher or subscription is declared."""
         return self.state is State.OPEN
+
+    @property
+    def is_disconnected(self) -> bool:
+        """True if the client was disconnected since it was last to be opened."""
+        return self._generation != self.cluster.generation
 
     @property
     def problem(self) -> RbFlyError | None:
@@ -209,12 +213,11 @@ class Registration:
         if self.state is State.IDLE or loop.time() > self._lost_at + STABLE:
             self._outage = None
         if self._outage is None:
-            deadline = self.cluster.deadline(inf if self.patient and not self.declared else None)
-            deadline.on_wait = self._on_wait
-            self._outage = Backoff(deadline)
+            limit = inf if self.patient and not self.declared else None
+            self._outage = Backoff(self.cluster.deadline(limit, self._on_wait))
         self._opening = self._outage
         self.cluster.registrations[self] = None
-        self.generation = self.cluster.generation
+        self._generation = self.cluster.generation
         lost, self._lost = self._lost, None
         self._enter(State.OPENING if lost is None else State.BACKING_OFF, lost)
         self._task = asyncio.Task(self._run(self._outage, lost), loop=loop)  # never an eager one
@@ -254,8 +257,7 @@ class Registration:
         """
         task, self._task = self._task, None
         if self._opening is not None:
-            for deadline in self._opening.deadlines:
-                deadline.on_wait = ignore
+            self._opening.deadlines[0].release()
         self._opening = self._outage = self._lost = None
         self.cluster.registrations.pop(self, None)
         answer = self._leave()

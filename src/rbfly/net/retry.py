@@ -20,6 +20,7 @@ from ..error import (
 from ..protocol.const import Key, ResponseCode
 
 T = TypeVar('T')
+OnWait = Callable[[RbFlyError | None, float], None]
 
 BACKOFF_FIRST = 0.1  # seconds
 BACKOFF_LAST = 30.0
@@ -131,20 +132,26 @@ class Deadline:
     :param where: addresses of the broker.
     :param generation: generation of the cluster, which does not connect for an older one.
     :param refusal: the client's last refusal.
-    :ivar when: time of the event loop; infinity for no limit.
-    :ivar on_wait: called with the error when waiting for another try, and the time of that try;
+    :param on_wait: called with the error when waiting for another try, and the time of that try;
         called with None when trying again.
+    :ivar when: time of the event loop; infinity for no limit.
     """
 
-    def __init__(self, limit: float | None, where: str, generation: int, refusal: Refusal) -> None:
+    def __init__(
+        self, limit: float | None, where: str, generation: int, refusal: Refusal, on_wait: OnWait
+    ) -> None:
         self.limit = limit
         self.generation = generation
         self._refusal = refusal
         self.progress: Progress = Progress(where)
         self.when: float = inf if limit is None else asyncio.get_running_loop().time() + limit
-        self.on_wait: Callable[[RbFlyError | None, float], None] = ignore
+        self.on_wait: OnWait = on_wait
         self._last_try = False
         self._scope: asyncio.Timeout | None = None
+
+    def release(self) -> None:
+        """Call `on_wait` no more: the tries of this deadline no longer matter."""
+        self.on_wait = lambda error, retry_at: None
 
     @property
     def expired(self) -> bool:
@@ -245,7 +252,3 @@ class Backoff:
         self.error = error
         for item in self.deadlines:
             item.on_wait(error, self.retry_at)
-
-
-def ignore(error: RbFlyError | None, retry_at: float) -> None:
-    pass

@@ -1,11 +1,12 @@
 from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport OutBuffer, out_reserve, out_size, put_u64
 from rbfly.amqp._codec cimport SHORT
 from rbfly.protocol._entry cimport SubEntry, put_filter, put_message
 from rbfly.protocol._pending cimport ConfirmWaiter
+from rbfly.protocol._ring cimport Entry, Ids, Ring, entry_at
 
 
 cdef enum:
@@ -28,17 +29,6 @@ cdef class Frame:
     cdef Py_ssize_t unsettled       # entries
 
 
-cdef struct Entry:
-    uint64_t id
-    uint32_t frame      # number of its frame, modulo 2**32
-    uint32_t waiter     # index into the frame's waiters
-    uint32_t start      # position in the frame
-    uint32_t size       # from its publishing id to the end of its message
-    uint32_t order      # index among its waiter's messages, modulo 2**32
-    uint16_t spans      # of a sub-entry: number of spans, from `waiter` on; else 0
-    uint8_t state       # SETTLED or GIVEN_UP; else 0
-
-
 cdef inline Py_ssize_t offset(uint32_t number, uint64_t base) noexcept:
     # Index of a frame in a list that begins with frame `base`.
     return <Py_ssize_t> <uint32_t> (number - <uint32_t> base)
@@ -56,8 +46,7 @@ cdef class FrameBuilder:
     # it is empty; 0 if unknown.
     cdef Py_ssize_t room
     cdef uint8_t *room_end
-    cdef bint has_last
-    cdef uint64_t last_id           # highest id used so far, if has_last
+    cdef Ids used                   # up to the highest one used so far
     cdef Py_ssize_t capacity_hint
     cdef SubEntry sub_entry         # messages of the open sub-entry, in no frame yet; or None
     cdef uint64_t sub_entry_id
@@ -66,11 +55,7 @@ cdef class FrameBuilder:
     cdef Frame open
     cdef list frames                # finished frames that are not settled, in order
     cdef uint64_t frames_base       # number of frames[0]
-    cdef Entry *ring
-    cdef uint64_t mask
-    # Positions in the ring: [head, tail) may be unsettled.
-    cdef uint64_t head
-    cdef uint64_t tail
+    cdef Ring ring
     cdef uint64_t bytes_encoded     # in total
 
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1
@@ -88,7 +73,6 @@ cdef class FrameBuilder:
     cdef int _reserve(self, Py_ssize_t size, Py_ssize_t count) except -1
     cdef int _close_open(self) except -1
     cdef int _finish_frame(self) except -1
-    cdef int _grow_ring(self) except -1
     cdef int _add_waiter(self, ConfirmWaiter waiter) except -1
     cdef int _add_sub_entry(self, uint64_t id, Py_ssize_t start, list spans) except -1
 
@@ -129,13 +113,13 @@ cdef inline int put_entry(
 cdef inline Entry *add_entry(
     FrameBuilder builder, uint64_t id, Py_ssize_t start, Py_ssize_t count
 ) noexcept:
-    cdef Entry *entry = &builder.ring[builder.tail & builder.mask]
+    cdef Entry *entry = entry_at(&builder.ring, builder.ring.tail)
     entry.id = id
     entry.frame = builder.open.number
     entry.start = <uint32_t> start
     entry.size = <uint32_t> (out_size(&builder.out) - start)
     entry.state = 0
-    builder.tail += 1
+    builder.ring.tail += 1
     builder.open.entries += 1
     builder.open.unsettled += 1
     builder.open.count += count

@@ -12,7 +12,7 @@ All messages of a sub-entry share one publishing id and one confirm.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Free
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._turn cimport Turn
@@ -27,6 +27,7 @@ from rbfly.amqp._native cimport rbfly_copy
 from rbfly.amqp._types cimport clip
 from rbfly.protocol._entry cimport SubEntry, trim
 from rbfly.protocol._pending cimport ConfirmWaiter, SubEntrySpan
+from rbfly.protocol._ring cimport Entry, contains, entry_at, reach, ring_open, ring_reserve
 
 from rbfly.amqp._message import Message as _Message
 from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_callback
@@ -38,7 +39,6 @@ cdef enum:
     SUB_MAX = 1 << 26       # bytes of a sub-entry's messages that RabbitMQ 4.3.5 accepts
     SMALLEST_FRAME = 128
     LARGEST_HINT = 1 << 16
-    RING = 2                # entries at first; a publisher that stays idle needs none
     RUN_BYTES = 1 << 18     # `extend` returns to the event loop after encoding this many
 
 cdef uint64_t LAST_ID = 0xFFFFFFFFFFFFFFFF
@@ -74,9 +74,7 @@ cdef int fail_entry(FrameBuilder builder, Py_ssize_t start) except -1:
 
 
 cdef inline int use_id(FrameBuilder builder, uint64_t id) except -1:
-    if not builder.has_last or id > builder.last_id:
-        builder.last_id = id
-        builder.has_last = True
+    reach(&builder.used, id)
     if id >= builder.next_id:
         builder.next_id = id + 1 if id < LAST_ID else id
     return 0
@@ -123,14 +121,11 @@ cdef class FrameBuilder:
         self.sub_entry_spans = []
         self.frames = []
         self.capacity_hint = SMALLEST_FRAME
-        self.ring = <Entry *> PyMem_Malloc(RING * sizeof(Entry))
-        if self.ring is NULL:
-            raise MemoryError
-        self.mask = RING - 1
+        ring_open(&self.ring)
 
     def __dealloc__(self):
         out_discard(&self.out)
-        PyMem_Free(self.ring)
+        PyMem_Free(self.ring.entries)
 
     def resize(self, Py_ssize_t max_unconfirmed):
         """Set how many messages may be in flight; at least a sub-entry."""
@@ -224,10 +219,9 @@ cdef class FrameBuilder:
                 self._check_explicit(id)
             elif self.sub_entry is not None:
                 return self._append_to_sub_entry(message, waiter)
-            elif self.has_last and id == self.last_id:
-                raise PublisherError(f'publishing id {self.last_id}, the highest, is used up')
-            if self.tail - self.head > self.mask:
-                self._grow_ring()
+            elif contains(&self.used, id):
+                raise PublisherError(f'publishing id {id}, the highest, is used up')
+            ring_reserve(&self.ring)
             if self.filter_extract is not None:
                 value = self._filter_value(message)
             if self.open is None:
@@ -273,7 +267,7 @@ cdef class FrameBuilder:
         size = self.out.p - start
         store_u64(start, id)
         store_u32(start + 8, <uint32_t> (size - MESSAGE_HEAD))
-        entry = &self.ring[self.tail & self.mask]
+        entry = entry_at(&self.ring, self.ring.tail)
         entry.id = id
         entry.frame = (<Frame> open).number
         entry.waiter = (<Frame> open).last_index
@@ -290,9 +284,9 @@ cdef class FrameBuilder:
         (<ConfirmWaiter> waiter).remaining = (<ConfirmWaiter> waiter).remaining + 1
         self.bytes_encoded += <uint64_t> size
         self.room -= 1
-        self.tail += 1
+        self.ring.tail += 1
         self.queued += 1
-        self.last_id = id
+        self.used.last = id
         self.next_id = id + 1
         return True
 
@@ -304,7 +298,7 @@ cdef class FrameBuilder:
         if self.open is not None:
             self.room = min(
                 self.frame_entries - 1 - self.open.count,
-                <Py_ssize_t> (self.mask + 1 - (self.tail - self.head)),
+                <Py_ssize_t> (self.ring.mask + 1 - (self.ring.tail - self.ring.head)),
             )
             if LAST_ID - self.next_id < <uint64_t> self.room:
                 self.room = 0
@@ -331,9 +325,9 @@ cdef class FrameBuilder:
             start = 0
         self.bytes_encoded += <uint64_t> (end - start)
         if sub_entry.count == 0:
-            if self.has_last and self.next_id == self.last_id:
+            if contains(&self.used, self.next_id):
                 sub_entry._drop(end)
-                raise PublisherError(f'publishing id {self.last_id}, the highest, is used up')
+                raise PublisherError(f'publishing id {self.next_id}, the highest, is used up')
             self.sub_entry_id = self.next_id
             use_id(self, self.sub_entry_id)
         else:
@@ -438,8 +432,7 @@ cdef class FrameBuilder:
 
     cdef int _reserve(self, Py_ssize_t size, Py_ssize_t count) except -1:
         # Make space for an entry of this size and number of messages, also in the ring.
-        if self.tail - self.head > self.mask:
-            self._grow_ring()
+        ring_reserve(&self.ring)
         if self.open is not None and self.open.count and (
             self.open.count + count > self.frame_entries
             or out_size(&self.out) - 4 + size > self.frame_max
@@ -480,21 +473,6 @@ cdef class FrameBuilder:
         self.frames.append(frame)
         self.open = None
         self.capacity_hint = max(SMALLEST_FRAME, min(size, LARGEST_HINT))
-        return 0
-
-    # -- the ring of entries
-
-    cdef int _grow_ring(self) except -1:
-        cdef uint64_t size = self.mask + 1
-        cdef uint64_t i
-        cdef Entry *ring = <Entry *> PyMem_Malloc(2 * size * sizeof(Entry))
-        if ring is NULL:
-            raise MemoryError
-        for i in range(self.head, self.tail):
-            ring[i & (2 * size - 1)] = self.ring[i & self.mask]
-        PyMem_Free(self.ring)
-        self.ring = ring
-        self.mask = 2 * size - 1
         return 0
 
     cdef int _add_waiter(self, ConfirmWaiter waiter) except -1:

@@ -2,8 +2,9 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder
+from rbfly.protocol._frames cimport Frame, FrameBuilder
 from rbfly.protocol._pending cimport ConfirmWaiter
+from rbfly.protocol._ring cimport Entry, Ids
 
 
 cdef class PublishWindow(FrameBuilder):
@@ -12,21 +13,15 @@ cdef class PublishWindow(FrameBuilder):
     cdef public bint named
     cdef Py_ssize_t withdrawn       # settled entries that are still in queued frames
     cdef uint64_t next_frame        # number of the next frame to send
-    cdef uint64_t sent              # positions: [head, sent) in flight, [sent, tail) queued
-    cdef uint64_t cursor            # position of the entry whose confirm is expected next
-    cdef bint any_written
-    cdef uint64_t written           # highest id that was ever sent, if any_written
+    cdef Ids written                # up to the highest one that was ever sent
     cdef readonly Py_ssize_t resent
     cdef readonly bint needs_redeclare
-    cdef bint any_replayed
-    cdef uint64_t replayed          # highest id sent on an earlier connection, if any_replayed
+    cdef Ids replayed               # up to the highest one sent on an earlier connection
     cdef object on_settled
     cdef list too_large             # waiters settled by a replay that has not returned them
 
     cdef bint _last_is_withdrawn(self) noexcept
-    cdef bint _was_written(self, uint64_t id) noexcept
     cdef Frame _frame_of(self, Entry *entry)
-    cdef uint64_t _search(self, uint64_t id, uint64_t end) noexcept
     cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept
     cdef int _retire(self, Entry *entry, uint64_t position, Py_ssize_t count) except -1
     cdef bint _withdraw(self, uint64_t id, object waiter) except -1
@@ -37,8 +32,6 @@ cdef class PublishWindow(FrameBuilder):
     cpdef bytes take(self)
     cdef list _unsettled(self)
     cdef int _refuse_too_large(self) except -1
-    cdef Entry *_find(self, uint64_t id) noexcept
-    cdef Py_ssize_t _follow(self, Entry *entry, const uint8_t *p, Py_ssize_t count) noexcept
     cdef Py_ssize_t _settle_entries(
         self, Frame frame, Entry *entry, Py_ssize_t run, int code, list done
     ) except -1

@@ -19,10 +19,14 @@ from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
 from rbfly.amqp._message cimport Message
 from rbfly.protocol._entry cimport trim
 from rbfly.protocol._frames cimport (
-    PREFIX, Entry, Frame, FrameBuilder, add_simple, offset, put_entry,
+    PREFIX, Frame, FrameBuilder, add_simple, offset, put_entry,
 )
 from rbfly.protocol._pending cimport (
     ConfirmWaiter, SubEntrySpan, count_of, first_of, give_up, waiter_of,
+)
+from rbfly.protocol._ring cimport (
+    GIVEN_UP, SETTLED, Entry, Ids, Ring, contains, entry_at, reach, ring_find, ring_follow,
+    ring_search,
 )
 
 from rbfly.error import ArgumentError
@@ -31,11 +35,6 @@ cdef enum:
     CONFIRMED = -1          # every code in a PublishError is a refusal, even 0 and OK
     FRAME_TOO_LARGE = 0x0E
     PUBLISHER_DOES_NOT_EXIST = 0x12
-
-# States of an entry (Entry.state); 0 if it is queued or in flight.
-cdef enum:
-    SETTLED = 1             # confirmed, refused or withdrawn
-    GIVEN_UP = 2            # queued or in flight, but its caller has given up
 
 
 cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
@@ -79,7 +78,7 @@ cdef class PublishWindow(FrameBuilder):
     @property
     def last_sent(self):
         """Highest publishing id that `take` has returned, on any connection; 0 for none (int)."""
-        return self.written
+        return self.written.last
 
     @property
     def awaited(self):
@@ -96,42 +95,44 @@ cdef class PublishWindow(FrameBuilder):
 
         :raises ArgumentError: an id is not above the id before it; `index` says of which message.
         """
-        cdef bint has_last
-        cdef uint64_t id, last
+        cdef Ids used
+        cdef uint64_t id
         cdef Py_ssize_t i
         cdef bint shared
         if self._last_is_withdrawn():   # the ids of withdrawn messages may be used again
             self._enter()
             try:
-                self._repack(self.sent)
+                self._repack(self.ring.sent)
             finally:
                 self.busy = False
-        has_last = self.has_last or before is not None
-        last = self.last_id if before is None else before
+        used = self.used
+        if before is not None:
+            used.any, used.last = True, before
         # Messages of a sub-entry share an id; how many will fit into it is unknown.
         shared = self.sub_entry is not None and (before is not None or self.sub_entry.count > 0)
         for i in range(start, min(stop, <Py_ssize_t> len(messages))):
             message = messages[i]
             if type(message) is Message and (<Message> message).is_set_stream_publish_id:
                 id = (<Message> message)._publish_id
-                if has_last and id <= last:
+                if contains(&used, id):
                     error = ArgumentError(
-                        f'message {i} of send_many: publishing id {id} is not above {last}'
+                        f'message {i} of send_many: publishing id {id} is not above {used.last}'
                     )
                     error.index = i
                     raise error
-                last = id
                 shared = False
-            elif not shared:
-                last = max(self.next_id, last + has_last)
+            elif shared:
+                continue
+            else:
+                id = max(self.next_id, used.last + used.any)
                 shared = self.sub_entry is not None
-            has_last = True
-        return last if has_last else None
+            reach(&used, id)
+        return used.last if used.any else None
 
     cdef int _check_explicit(self, uint64_t id) except -1:
-        if not self.has_last or id > self.last_id:
+        if not contains(&self.used, id):
             return 0
-        if self._was_written(id):
+        if contains(&self.written, id):
             error = ArgumentError(
                 f'publishing id {id} is not above the ids sent before; an earlier message with this'
                 ' id may be stored'
@@ -139,26 +140,20 @@ cdef class PublishWindow(FrameBuilder):
             error.outcome = 'unknown'
             raise error
         if self._last_is_withdrawn():
-            self._repack(self.sent)     # the ids of withdrawn messages may be used again
-        if self.has_last and id <= self.last_id:
+            self._repack(self.ring.sent)    # the ids of withdrawn messages may be used again
+        if contains(&self.used, id):
             raise ArgumentError(f'publishing id {id} is not above the ids sent before')
         return 0
 
     cdef bint _last_is_withdrawn(self) noexcept:
         # Otherwise, repacking makes no id free.
-        return self.withdrawn and self.ring[(self.tail - 1) & self.mask].state == SETTLED
-
-    cdef bint _was_written(self, uint64_t id) noexcept:
-        # Entries are sent in ascending order of their ids.
-        return self.any_written and id <= self.written
+        return self.withdrawn and entry_at(&self.ring, self.ring.tail - 1).state == SETTLED
 
     cdef int _roll_back(self) noexcept:
         # Ids above all ids that were sent or are queued may be used again.
-        cdef uint64_t last = self.written if self.any_written else 0
-        if self.tail > self.head:
-            last = max(last, self.ring[(self.tail - 1) & self.mask].id)
-        self.has_last = self.any_written or self.tail > self.head
-        self.last_id = last
+        self.used = self.written
+        if self.ring.tail > self.ring.head:
+            reach(&self.used, entry_at(&self.ring, self.ring.tail - 1).id)
         return 0
 
     # -- sending
@@ -169,7 +164,7 @@ cdef class PublishWindow(FrameBuilder):
         self._enter()
         try:
             if self.withdrawn:
-                self._repack(self.sent)
+                self._repack(self.ring.sent)
             if self.next_frame == self.frames_base + <uint64_t> len(self.frames):
                 # All that is queued is in the open frame and the open sub-entry.
                 if self.queued == 0:
@@ -183,9 +178,8 @@ cdef class PublishWindow(FrameBuilder):
             self.next_frame += 1
             self.in_flight += frame.count
             self.queued -= frame.count
-            self.sent += <uint64_t> frame.entries
-            self.written = max(self.written, self.ring[(self.sent - 1) & self.mask].id)
-            self.any_written = True
+            self.ring.sent += <uint64_t> frame.entries
+            reach(&self.written, entry_at(&self.ring, self.ring.sent - 1).id)
             return frame.data
         finally:
             self.busy = False
@@ -204,12 +198,12 @@ cdef class PublishWindow(FrameBuilder):
             self.publisher_id = publisher_id
             self._set_frame_max(frame_max)
             self.needs_redeclare = False
-            self.any_replayed, self.replayed = self.any_written, self.written
+            self.replayed = self.written
             self._close_open()
             if self.given_up and not self.named:
                 self._drop_given_up()
             self._refuse_too_large()
-            self._repack(self.head)
+            self._repack(self.ring.head)
             self.queued += self.in_flight
             self.resent += self.in_flight
             self.in_flight = 0
@@ -250,7 +244,7 @@ cdef class PublishWindow(FrameBuilder):
         if self.sub_entry is not None:
             self.sub_entry_spans = []
             self.sub_entry._drop(out_size(&self.sub_entry.out))
-        self.head = self.sent = self.cursor = self.tail
+        self.ring.head = self.ring.sent = self.ring.cursor = self.ring.tail
         self.in_flight = self.queued = self.given_up = self.withdrawn = 0
         self._roll_back()
         for item, order, unsent in unsettled:
@@ -278,10 +272,10 @@ cdef class PublishWindow(FrameBuilder):
         cdef bint unsent
         self._enter()
         try:
-            for i in range(self.head, self.tail):
-                entry = &self.ring[i & self.mask]
+            for i in range(self.ring.head, self.ring.tail):
+                entry = entry_at(&self.ring, i)
                 if entry.state != SETTLED:
-                    unsent = i >= self.sent and not self._was_written(entry.id)
+                    unsent = i >= self.ring.sent and not contains(&self.written, entry.id)
                     waiters = (<Frame> frames[offset(entry.frame, self.frames_base)]).waiters
                     for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
                         found.append((waiters[n], entry.order, unsent))
@@ -298,8 +292,8 @@ cdef class PublishWindow(FrameBuilder):
         cdef Frame frame
         cdef ConfirmWaiter waiter
         cdef uint64_t i
-        for i in range(self.head, self.tail):
-            entry = &self.ring[i & self.mask]
+        for i in range(self.ring.head, self.ring.tail):
+            entry = entry_at(&self.ring, i)
             if entry.state == SETTLED or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
                 continue
             frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
@@ -316,9 +310,9 @@ cdef class PublishWindow(FrameBuilder):
     cdef int _drop_given_up(self) except -1:
         # Those in flight: if queued, they were withdrawn.
         cdef uint64_t i
-        for i in range(self.head, self.sent):
-            if self.ring[i & self.mask].state == GIVEN_UP:
-                self._retire(&self.ring[i & self.mask], i, 1)
+        for i in range(self.ring.head, self.ring.sent):
+            if entry_at(&self.ring, i).state == GIVEN_UP:
+                self._retire(entry_at(&self.ring, i), i, 1)
         return 0
 
     # -- moving entries
@@ -334,21 +328,21 @@ cdef class PublishWindow(FrameBuilder):
         cdef Entry *entry
         cdef Frame source
         self._close_open()
-        size = self.tail - first
+        size = self.ring.tail - first
         if size == 0:
             return 0
-        before = (self.tail, self.sent, self.cursor, self.next_frame)
+        before = (self.ring.tail, self.ring.sent, self.ring.cursor, self.next_frame)
         saved = <Entry *> PyMem_Malloc(size * sizeof(Entry))
         if saved is NULL:
             raise MemoryError
         for n in range(size):
-            saved[n] = self.ring[(first + n) & self.mask]
+            saved[n] = entry_at(&self.ring, first + n)[0]
         try:
             kept = offset(saved[0].frame, old_base)
             self.frames = old[:kept]
-            self.tail = first
-            self.sent = min(self.sent, first)
-            self.cursor = min(self.cursor, first)
+            self.ring.tail = first
+            self.ring.sent = min(self.ring.sent, first)
+            self.ring.cursor = min(self.ring.cursor, first)
             self.next_frame = min(self.next_frame, old_base + <uint64_t> kept)
             for n in range(size):
                 entry = &saved[n]
@@ -371,7 +365,7 @@ cdef class PublishWindow(FrameBuilder):
                         <ConfirmWaiter> source.waiters[entry.waiter],
                         entry.order,
                     )
-                self.ring[(self.tail - 1) & self.mask].state = entry.state
+                entry_at(&self.ring, self.ring.tail - 1).state = entry.state
             if self.open is not None and self.open.count >= self.frame_entries:
                 self._finish_frame()
             if self.withdrawn:
@@ -381,9 +375,9 @@ cdef class PublishWindow(FrameBuilder):
             self.open = None
             out_discard(&self.out)
             self.frames = old
-            self.tail, self.sent, self.cursor, self.next_frame = before
+            self.ring.tail, self.ring.sent, self.ring.cursor, self.next_frame = before
             for n in range(size):
-                self.ring[(first + n) & self.mask] = saved[n]
+                entry_at(&self.ring, first + n)[0] = saved[n]
             raise
         finally:
             PyMem_Free(saved)
@@ -469,8 +463,8 @@ cdef class PublishWindow(FrameBuilder):
             if found.future:
                 return False
         found.reported = True
-        written = self._was_written(id)
-        if position < self.sent or (written and self.named):
+        written = contains(&self.written, id)
+        if position < self.ring.sent or (written and self.named):
             entry.state = GIVEN_UP
             self.given_up += 1
             return False
@@ -479,7 +473,7 @@ cdef class PublishWindow(FrameBuilder):
         if self.withdrawn > self.queued:
             # Repacking only now takes constant time per withdrawn message.
             try:
-                self._repack(self.sent)
+                self._repack(self.ring.sent)
             except MemoryError:
                 pass        # unchanged; the next frame to send tries again
         return not written
@@ -538,26 +532,11 @@ cdef class PublishWindow(FrameBuilder):
         cdef Py_ssize_t n = offset(entry.frame, self.frames_base)
         return self.open if n == len(self.frames) else <Frame> self.frames[n]
 
-    cdef uint64_t _search(self, uint64_t id, uint64_t end) noexcept:
-        # Position of the entry with this id before `end`, where ids ascend; `end` if there is none.
-        cdef uint64_t low = self.head, high = end, middle, found
-        while low < high:
-            middle = low + (high - low) // 2
-            found = self.ring[middle & self.mask].id
-            if found == id:
-                return middle
-            if found < id:
-                low = middle + 1
-            else:
-                high = middle
-        return end
-
     cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept:
-        # All entries ascend by id.
         cdef Entry *entry
-        position[0] = self._search(id, self.tail)
-        entry = &self.ring[position[0] & self.mask]
-        return NULL if position[0] == self.tail or entry.state == SETTLED else entry
+        position[0] = ring_search(&self.ring, id, self.ring.tail)
+        entry = entry_at(&self.ring, position[0])
+        return NULL if position[0] == self.ring.tail or entry.state == SETTLED else entry
 
     cdef int _retire(self, Entry *entry, uint64_t position, Py_ssize_t count) except -1:
         # Settle an entry of `count` messages that is not confirmed.
@@ -566,47 +545,11 @@ cdef class PublishWindow(FrameBuilder):
         if entry.state == GIVEN_UP:
             self.given_up -= 1
         entry.state = SETTLED
-        if position < self.sent:
+        if position < self.ring.sent:
             self.in_flight -= count
         else:
             self.queued -= count
         return 0
-
-    cdef Entry *_find(self, uint64_t id) noexcept:
-        # Entries that were sent ascend by id.
-        cdef uint64_t position
-        cdef Entry *entry
-        if self.cursor < self.sent:
-            entry = &self.ring[self.cursor & self.mask]
-            if entry.id == id:
-                self.cursor += 1
-                return entry
-        position = self._search(id, self.sent)
-        if position == self.sent:
-            return NULL
-        self.cursor = position + 1
-        return &self.ring[position & self.mask]
-
-    cdef Py_ssize_t _follow(self, Entry *entry, const uint8_t *p, Py_ssize_t count) noexcept:
-        # Count the entries from `entry` on, which `_find` has just found, that have the ids at `p`
-        # and belong to the same waiter and frame.
-        cdef uint64_t position = self.cursor
-        cdef Py_ssize_t run = 1
-        cdef Entry *next
-        if entry.spans:
-            return 1
-        while run < count and position < self.sent:
-            next = &self.ring[position & self.mask]
-            if (
-                next.id != load_u64(p + 8 * run)
-                or place_of(next) != place_of(entry)
-                or next.spans | next.state
-            ):
-                break
-            position += 1
-            run += 1
-        self.cursor = position
-        return run
 
     cdef Py_ssize_t _settle_entries(
         self, Frame frame, Entry *entry, Py_ssize_t run, int code, list done
@@ -627,9 +570,10 @@ cdef class PublishWindow(FrameBuilder):
         return count
 
     cdef int _release(self) except -1:
+        cdef Ring *ring = &self.ring
         cdef Py_ssize_t n = 0
-        while self.head < self.sent and self.ring[self.head & self.mask].state == SETTLED:
-            self.head += 1
+        while ring.head < ring.sent and entry_at(ring, ring.head).state == SETTLED:
+            ring.head += 1
         while n < <Py_ssize_t> (self.next_frame - self.frames_base):
             if (<Frame> self.frames[n]).unsettled:
                 break
@@ -637,8 +581,7 @@ cdef class PublishWindow(FrameBuilder):
         if n:
             self.frames_base += <uint64_t> n
             del self.frames[:n]
-        if self.cursor < self.head:
-            self.cursor = self.head
+        ring.cursor = max(ring.cursor, ring.head)
         return 0
 
     cdef list confirm(self, const uint8_t *p, Py_ssize_t count):
@@ -663,17 +606,12 @@ cdef class PublishWindow(FrameBuilder):
         return done
 
 
-cdef inline uint64_t place_of(Entry *entry) noexcept:
-    # Its frame and waiter, in one load.
-    return <uint64_t> entry.waiter << 32 | entry.frame
-
-
 cdef inline int settle_messages(
     PublishWindow window, ConfirmWaiter waiter, uint64_t id, int code, uint32_t order,
     Py_ssize_t count, list done,
 ) except -1:
     if code != CONFIRMED:
-        waiter._refuse(id, code, order, count, window.any_replayed and id <= window.replayed)
+        waiter._refuse(id, code, order, count, contains(&window.replayed, id))
     if waiter.remaining == count and waiter.sealed:
         done.append(waiter)
     waiter.remaining -= count
@@ -685,24 +623,24 @@ cdef inline Py_ssize_t settle(
 ) except -1:
     # Settle the message with the id at `p`, and those of up to `count` ids that directly follow it
     # in the window.  Returns the number of ids.
-    cdef Entry *entry = window._find(load_u64(p))
+    cdef Entry *entry = ring_find(&window.ring, load_u64(p))
     cdef uint64_t first, position
     cdef Py_ssize_t run
     cdef Frame frame
     # Ignore a late or repeated confirm, e.g. of a deduplicated message.
     if entry is NULL or entry.state == SETTLED:
         return 1
-    first = window.cursor - 1
-    run = window._follow(entry, p, count)
+    first = window.ring.cursor - 1
+    run = ring_follow(&window.ring, entry, p, count)
     frame = <Frame> window.frames[offset(entry.frame, window.frames_base)]
     if entry.state == GIVEN_UP:
         window.given_up -= 1
     window.in_flight -= window._settle_entries(frame, entry, run, code, done)
-    if first == window.head:
-        window.head += <uint64_t> run
+    if first == window.ring.head:
+        window.ring.head += <uint64_t> run
     else:
         for position in range(first, first + <uint64_t> run):
-            window.ring[position & window.mask].state = SETTLED
+            entry_at(&window.ring, position).state = SETTLED
     frame.unsettled -= run
     if frame.unsettled == 0:
         frame.data = None

@@ -43,16 +43,10 @@ def of_async_callback(error: BaseException, where: str) -> BaseException:
     return of_callback(error, where, (*STOPS, asyncio.CancelledError))
 
 
-def end_of(timeout: float) -> float:
-    """Return when a timeout ends, by the clock of the running loop; NOW for a timeout of 0."""
+def end_of(timeout: float | None) -> float | None:
+    """Return when a timeout ends, by the clock of the running loop; NOW for 0, None for None."""
     check_timeout('timeout', timeout)
-    return asyncio.get_running_loop().time() + timeout if timeout else NOW
-
-
-def deadline(timeout: float) -> float | None:
-    """Return when a timeout ends, by the clock of the running loop; None for no limit."""
-    check_timeout('timeout', timeout)
-    return asyncio.get_running_loop().time() + timeout if timeout else None
+    return asyncio.get_running_loop().time() + timeout if timeout else timeout
 
 
 async def in_time(future: Any, until: float | None) -> bool:

@@ -64,7 +64,7 @@ class PublisherBatchLimit(PublisherBatchFast):
             session.check()
             if not isinstance(message, MessageCtx) or not message.is_set_stream_publish_id:
                 super().batch(message)
-            elif session.undeclared:
+            elif session.core.undeclared:
                 raise session.batch_full()
             else:  # raise the error of a message that cannot be encoded
                 PublishWindow(0, window.frame_max, 1, 0, None, window.amqp).put(message, None)

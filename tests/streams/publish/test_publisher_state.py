@@ -35,3 +35,17 @@ async def test_a_publisher_with_a_name_connects_opens_and_closes(
         await publisher.send('x')
     with pytest.raises(AssertionError, match='illegal transition CLOSED -> OPEN'):
         session_of(publisher)._enter(PublisherState.OPEN)
+
+
+async def test_a_dropped_publisher_leaves_its_name_at_once(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    name = f'shop-{uuid4()}'
+    publisher = await client.publisher(stream, name=name)
+    session = session_of(publisher)
+    del publisher
+    states = [session.state]
+    async with client.publisher(stream, name=name, wait=False) as other:
+        await session.registration.wait_closed()
+        await other.send('x')
+    assert [*states, session.state] == [PublisherState.DROPPED, PublisherState.CLOSED]

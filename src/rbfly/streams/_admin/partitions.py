@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from ...error import StreamDoesNotExist
+from ...error import StreamDoesNotExist, explained
 from ...net.cluster import Cluster
 from ...net.connection import Connection
 from ...protocol import commands
@@ -40,9 +40,8 @@ async def query_partitions(cluster: Cluster, stream: str) -> tuple[str, ...]:
     """
     partitions = await _query(cluster, stream, commands.Partitions(stream))
     if not partitions:
-        error = StreamDoesNotExist(stream)
-        error.args = (f'super stream {stream!r} has no partitions',)
-        raise error
+        text = f'super stream {stream!r} has no partitions'
+        raise explained(StreamDoesNotExist(stream), text)
     return partitions
 
 
@@ -61,7 +60,7 @@ async def _query(
     try:
         return await connection.request(command)
     except StreamDoesNotExist as ex:
-        ex.args = (await _reason(connection, stream),)
+        explained(ex, await _reason(connection, stream))
         raise
 
 

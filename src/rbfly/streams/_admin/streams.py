@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from ...checks import check_folder, check_stream
-from ...error import ProtocolError, RbFlyError, StreamDoesNotExist
+from ...error import ProtocolError, RbFlyError, StreamDoesNotExist, explained
 from ...later import datetime
 from ...net.cluster import Cluster
 from ...net.locator import existing, is_super_stream, missing, partitions_of
@@ -76,7 +76,7 @@ class ManagementMethods:
             if ex.code == ResponseCode.PRECONDITION_FAILED:
                 with suppress(RbFlyError):  # only the text depends on it
                     if await self.stream_exists(stream):
-                        ex.args = (exists_differently(stream, settings),)
+                        explained(ex, exists_differently(stream, settings))
             raise
 
     def _check_names(self, *streams: str) -> None:
@@ -99,7 +99,7 @@ class ManagementMethods:
         except StreamDoesNotExist as ex:
             partitions = await partitions_of(await self._cluster.locator(), stream)
             if partitions:
-                ex.args = (is_super_stream(stream, partitions),)
+                explained(ex, is_super_stream(stream, partitions))
                 raise
 
     async def _manage(self, command: Command[None], min_timeout: float = 0.0) -> None:

@@ -13,7 +13,7 @@ from ...error import CallbackError, MessageTimeout, SubscriptionError, about
 from ...net.observer import check_transition
 from ...protocol._batch import MessageBatch
 from ...protocol._cursor import KINDS, MessageCursor
-from .._waiting import TURN, deadline, in_time, let_others_run
+from .._waiting import TURN, end_of, in_time, let_others_run
 from ._iteration import FastSubscription
 
 
@@ -187,8 +187,8 @@ class MessageWaiter(Waiter):
                     break
                 if not woken:
                     raise self.timed_out(subscription)
-                if until is None and self.timeout is not None:
-                    until = deadline(self.timeout)
+                if until is None and self.timeout:
+                    until = end_of(self.timeout)
                 source.on_wait()
                 if not self.ended:
                     woken = await self._wait_wakeup(until)

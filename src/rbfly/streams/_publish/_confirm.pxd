@@ -20,7 +20,6 @@ cdef class ConfirmFuture(ConfirmWaiter):
 
 
 cdef class ConfirmGroup(ConfirmWaiter):
-    cdef object loop
     cdef list waits                 # ConfirmFuture of each task that awaits it
     cdef readonly bint settled
     cdef readonly object error

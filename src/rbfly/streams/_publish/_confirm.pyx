@@ -105,21 +105,22 @@ cdef class ConfirmFuture(ConfirmWaiter):
 cdef class ConfirmGroup(ConfirmWaiter):
     """Messages whose confirms are awaited together.
 
-    :param loop: event loop of the publisher.
     :ivar settled: all messages are confirmed or refused, or the publisher gave up on them.
     :ivar error: why they are not all confirmed; None if they are.
     :ivar unconfirmed: indexes of the messages that are not confirmed, as three lists of int:
         refused, never sent, and those that may be stored; None for none.
     """
 
-    def __init__(self, loop):
-        self.loop = loop
+    def __cinit__(self):
         self.waits = []
 
-    def wait(self):
-        """Return what a task awaits until all messages are settled; it does not raise `error`."""
+    def wait(self, loop):
+        """Return what a task awaits until all messages are settled; it does not raise `error`.
+
+        :param loop: event loop of the task.
+        """
         cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
-        wait._loop = self.loop
+        wait._loop = loop
         wait.settled = self.settled
         while self.waits and (<ConfirmFuture> self.waits[len(self.waits) - 1]).settled:
             self.waits.pop()        # its task was cancelled or timed out

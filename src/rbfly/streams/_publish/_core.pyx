@@ -44,7 +44,6 @@ cdef class Wakeups:
     :param loop: event loop of the publisher.
     """
 
-    cdef object loop
     cdef object confirmed   # a future that is done, to wake tasks with
     cdef list woken         # futures whose tasks `_run` runs next
     cdef list held          # cores that `_run` writes at its end
@@ -52,7 +51,6 @@ cdef class Wakeups:
     cdef bint gathering     # `_run` is running several tasks
 
     def __init__(self, loop):
-        self.loop = loop
         self.confirmed = loop.create_future()
         self.confirmed.set_result(None)
         self.woken = []
@@ -60,7 +58,7 @@ cdef class Wakeups:
 
     cdef int add(self, ConfirmFuture wait) except -1:
         if not self.woken:
-            self.loop.call_soon(self._run)
+            wait._loop.call_soon(self._run)
         self.woken.append(wait)
         return 0
 
@@ -85,7 +83,7 @@ cdef class Wakeups:
             self.running = self.gathering = False
             if n < len(woken):      # e.g. KeyboardInterrupt
                 self.woken = woken[n:] + self.woken
-                self.loop.call_soon(self._run)
+                self.confirmed.get_loop().call_soon(self._run)
             self._write()
 
     @cython.binding(False)
@@ -100,7 +98,7 @@ cdef class Wakeups:
         finally:
             if n < len(held):
                 self.held = held[n:] + self.held
-                self.loop.call_soon(self._write)
+                self.confirmed.get_loop().call_soon(self._write)
 
 
 @cython.final
@@ -148,7 +146,7 @@ cdef class PublisherCore:
         self.loop = loop
         self.window = window
         self.capacity = semaphore(self.has_capacity)
-        self.filling = ConfirmGroup(loop)
+        self.filling = ConfirmGroup()
         self.flushed = []
         self.bounded = bounded
         self.undeclared = undeclared
@@ -276,7 +274,7 @@ cdef class PublisherCore:
     cdef int _next(self) except -1:
         # Begin a new batch; the next flush reports the outcome of this one.
         self.flushed.append(self.filling)
-        self.filling = ConfirmGroup(self.loop)
+        self.filling = ConfirmGroup()
         return 0
 
     cpdef int release(self) except -1:
@@ -304,6 +302,8 @@ cdef class PublisherCore:
     def report(self, list batches not None):
         """Forget batches that are settled; return their errors (list)."""
         cdef ConfirmGroup batch
+        if self.filling in batches:
+            self._next()
         self.flushed = [batch for batch in self.flushed if batch not in batches]
         return [batch.error for batch in batches if batch.error is not None]
 

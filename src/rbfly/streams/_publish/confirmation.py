@@ -18,6 +18,7 @@ from ...error import (
     add_text,
     copy_error,
     of_callback,
+    set_fields,
     wrong_loop,
 )
 from ...protocol._pending import ConfirmWaiter
@@ -104,8 +105,7 @@ class JoinedConfirmation(Confirmation):
         errors = [item.failure for item in self._parts if item.failure is not None]
         if error := summary(errors):
             if len(errors) < len(self._parts):  # a partition has stored the message
-                set_attribute(error, 'outcome', 'unknown')
-                set_attribute(error, 'retriable', False)
+                set_fields(error, outcome='unknown', retriable=False)
             self.set_exception(error)
         else:
             self.set_result(None)
@@ -214,10 +214,9 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
         error = copy_error(first)
         error.add_note(f'{total} messages failed in total')
     streams = {getattr(item, 'stream', None) for item in errors}
-    set_attribute(error, 'stream', streams.pop() if len(streams) == 1 else None)
+    set_fields(error, stream=streams.pop() if len(streams) == 1 else None)
     if any(getattr(item, 'outcome', None) == 'unknown' for item in errors):
-        set_attribute(error, 'outcome', 'unknown')
-        set_attribute(error, 'retriable', False)
+        set_fields(error, outcome='unknown', retriable=False)
     return error
 
 
@@ -228,10 +227,8 @@ def or_refusal(error: ConfirmTimeout, refusal: ProtocolError | None) -> RbFlyErr
     """
     if refusal is None:
         return error
-    found = copy_error(refusal)
-    add_text(found, after=f'; {error}')
-    found.outcome = error.outcome
-    return found
+    found = add_text(copy_error(refusal), after=f'; {error}')
+    return set_fields(found, outcome=error.outcome)
 
 
 ENDS: dict[Outcome, str] = {'not_sent': 'not sent', 'unknown': 'may still be stored'}
@@ -244,13 +241,11 @@ def with_outcome(error: Exception, outcome: Outcome, count: int) -> Exception:
     """
     if not isinstance(error, RbFlyError):
         return error
-    found = copy_error(error)
     messages = 'the message' if count == 1 else 'messages without a confirm'
     was = {'unknown': '', 'not_sent': 'was ' if count == 1 else 'were '}[outcome]
-    add_text(found, after=f'; {messages} {was}{ENDS[outcome]}')
-    found.outcome = outcome
-    found.retriable = found.retriable and outcome == 'not_sent'
-    return found
+    found = add_text(copy_error(error), after=f'; {messages} {was}{ENDS[outcome]}')
+    retriable = found.retriable and outcome == 'not_sent'
+    return set_fields(found, outcome=outcome, retriable=retriable)
 
 
 def of_message(error: Exception, index: int) -> Exception:
@@ -261,19 +256,11 @@ def of_message(error: Exception, index: int) -> Exception:
     else:
         with suppress(AttributeError):
             error.add_note(text)
-    set_attribute(error, 'index', index)
-    return error
+    return set_fields(error, index=index)
 
 
 def of_iterator(error: Exception, where: str, index: int) -> Exception:
     """Add to the error of an iterator where it was raised, and the number of its next message."""
     found = of_callback(error, where)
     assert isinstance(found, Exception)
-    set_attribute(found, 'index', index)
-    return found
-
-
-def set_attribute(error: Exception, name: str, value: object) -> None:
-    """Set an attribute of an error, unless its class does not allow it."""
-    with suppress(AttributeError):
-        setattr(error, name, value)
+    return set_fields(found, index=index)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from ...checks import check_type
 from ...error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError, about
 from ...net.cluster import Cluster
-from ...net.observer import Life, call_each
+from ...net.observer import call_each
 from ...protocol.compression import Compression
 from .._arguments import check_publisher
 from .._misuse import AsyncWith
@@ -149,7 +149,7 @@ class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any,
         """Add the session of a new publisher of a stream to the list, and return it."""
         name = self.info.name
         other = self.names.get((stream, name))
-        if not (other is None or other.abandoned or other.registration.life is Life.CLOSED):
+        if other is not None and other.is_in_use:
             error = PublisherNameInUse(
                 f'this client already has a publisher named {name!r} on stream {stream!r}:'
                 ' close it, or choose another name'

@@ -59,7 +59,6 @@ class Publisher(FastPublisher, BasePublisher):
         self._session = session
         self._core = session.core
         self._failures = Failures()
-        self._reported = False  # `close` has raised the failures
         self._end_failure: RbFlyError | None = None  # of closing, until `close` raises it
 
     @classmethod
@@ -85,7 +84,7 @@ class Publisher(FastPublisher, BasePublisher):
         :raises PublisherError: `wait=False` was passed for a publisher with a name, and the broker
             has not declared it.
         """
-        if self._session.undeclared:
+        if self._core.undeclared:
             raise PublisherError(self._session.not_declared)
         return self._core.window.next_id
 
@@ -142,19 +141,16 @@ class Publisher(FastPublisher, BasePublisher):
         """Return the error that `close` raises, and forget it: the caller must not await before it
         raises the error."""
         # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
-        found = [
-            batch.error
-            for batch in (*self._core.flushed, self._core.filling)
-            if batch.error is not None and not isinstance(batch.error, PublisherNameInUse)
-        ]
+        errors = self._core.report([*self._core.flushed, self._core.filling])
+        found = [ex for ex in errors if not isinstance(ex, PublisherNameInUse)]
         found += self._failures.errors()
+        count, self._failures = self._failures.count, Failures()
         error, self._end_failure = self._end_failure, None
-        reported, self._reported = self._reported, True
         if error is not None:
             refused = summary([ex for ex in found if isinstance(ex, PublishError)])
             error.__cause__ = refused or error.__cause__
             return error
-        return None if reported else summary(found, self._failures.count)
+        return summary(found, count)
 
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
@@ -254,7 +250,7 @@ class Publisher(FastPublisher, BasePublisher):
         :raises MessageTooLarge: the message does not fit into a frame.
         :raises WindowTimeout: the window had no capacity in time; the message was not sent.
         """
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         session, core = self._session, self._core
         session.check()
         if not await session.wait_capacity(1, until):
@@ -340,9 +336,9 @@ class Publisher(FastPublisher, BasePublisher):
 
         Returns their groups; the errors remain until `_batch_error` returns them.
         """
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         session, core = self._session, self._core
-        if session.undeclared and (until == NOW or not await session.wait_declared(until)):
+        if core.undeclared and (until == NOW or not await session.wait_declared(until)):
             raise session.window_timeout(timeout)
         if until == NOW and any(item.remaining for item in (*core.flushed, core.filling)):
             raise session.no_time(queued=True)
@@ -356,8 +352,8 @@ class Publisher(FastPublisher, BasePublisher):
             if batch.settled:
                 continue
             if until is None:
-                await batch.wait()
-            elif not await in_time(batch.wait(), until):
+                await batch.wait(core.loop)
+            elif not await in_time(batch.wait(core.loop), until):
                 for late in batches:
                     late.reported = True  # for `close`
                 raise session.late(

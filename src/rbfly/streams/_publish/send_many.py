@@ -18,12 +18,13 @@ from ...error import (
     copy_error,
     counted,
     of_callback,
+    set_fields,
 )
 from .._waiting import TURN, is_foreign, let_others_run
 from ..types import MessageCtx
 from ._confirm import ConfirmGroup
 from ._core import PublisherCore
-from .confirmation import of_iterator, of_message, publish_error, set_attribute
+from .confirmation import of_iterator, of_message, publish_error
 from .session import PublisherSession
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class SendManyCall:
             self._report(progress)
         if error is None:
             return progress.taken
-        set_attribute(error, 'progress', progress)
+        set_fields(error, progress=progress)
         if isinstance(error, RbFlyError):
             if self._destination.core is not None:
                 error.stream = error.stream or self._session.stream
@@ -200,7 +201,7 @@ class SendManyCall:
         """Wait until all messages are confirmed or refused."""
         for group in self._groups.values():
             if not group.seal():
-                await group.wait()
+                await group.wait(self._session.core.loop)
 
     def _failure(self) -> Exception | None:
         """Return the error of the messages that were sent, if any."""
@@ -374,7 +375,7 @@ class StreamDestination(Destination):
     def __init__(self, session: PublisherSession) -> None:
         super().__init__(session, session.core)
         self._core = session.core
-        self._group = self.groups[session] = ConfirmGroup(session.core.loop)
+        self._group = self.groups[session] = ConfirmGroup()
 
     @property
     def taken(self) -> int:
@@ -389,7 +390,7 @@ class StreamDestination(Destination):
     async def begin(self, messages: Messages) -> None:
         if not isinstance(messages, list | tuple):
             return
-        if self.session.undeclared:
+        if self._core.undeclared:
             await self.session.wait_declared()
             self.session.check()
         last: int | None = None

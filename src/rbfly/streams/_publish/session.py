@@ -2,11 +2,12 @@
 
 The state of a publisher changes only in these ways (:data:`TRANSITIONS`)::
 
-    CONNECTING -> OPEN, FAILED, CLOSING, CLOSED
-    OPEN -> FAILED, LOCKED_OUT, CLOSING, CLOSED
-    FAILED -> CONNECTING, OPEN, LOCKED_OUT, CLOSING, CLOSED
-    LOCKED_OUT -> CLOSING, CLOSED
-    CLOSING -> CLOSED
+    CONNECTING -> OPEN, FAILED, DROPPED, CLOSING, CLOSED
+    OPEN -> FAILED, LOCKED_OUT, DROPPED, CLOSING, CLOSED
+    FAILED -> CONNECTING, OPEN, LOCKED_OUT, DROPPED, CLOSING, CLOSED
+    LOCKED_OUT -> DROPPED, CLOSING, CLOSED
+    DROPPED -> CLOSING, CLOSED
+    CLOSING -> DROPPED, CLOSED
 
 An open publisher takes messages with or without a connection; its registration knows about that.
 """
@@ -27,6 +28,7 @@ from ...error import (
     StreamConnectionError,
     WindowTimeout,
     copy_error,
+    set_fields,
     without_frames,
 )
 from ...net.busy_poll import BusyPoll
@@ -39,7 +41,7 @@ from ...protocol import commands
 from .._waiting import NOW, WaitingTasks
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._core import PublisherCore
-from .confirmation import Confirmation, or_refusal, publish_error, set_attribute, with_outcome
+from .confirmation import Confirmation, or_refusal, publish_error, with_outcome
 from .name_check import NameCheck
 from .semaphore import WindowSemaphore
 
@@ -55,20 +57,22 @@ class PublisherState(Enum):
     OPEN = 'open'  # it takes messages
     FAILED = 'failed'  # it could not reconnect; the next call tries again
     LOCKED_OUT = 'locked out'  # another publisher uses its name
+    DROPPED = 'dropped'  # the program has dropped its last reference: it closes soon
     CLOSING = 'closing'  # it sends the messages that it has
     CLOSED = 'closed'
 
 
 S = PublisherState
 TRANSITIONS: Mapping[S, Sequence[S]] = {
-    S.CONNECTING: [S.OPEN, S.FAILED, S.CLOSING, S.CLOSED],
-    S.OPEN: [S.FAILED, S.LOCKED_OUT, S.CLOSING, S.CLOSED],
-    S.FAILED: [S.CONNECTING, S.OPEN, S.LOCKED_OUT, S.CLOSING, S.CLOSED],
-    S.LOCKED_OUT: [S.CLOSING, S.CLOSED],
-    S.CLOSING: [S.CLOSED],
+    S.CONNECTING: [S.OPEN, S.FAILED, S.DROPPED, S.CLOSING, S.CLOSED],
+    S.OPEN: [S.FAILED, S.LOCKED_OUT, S.DROPPED, S.CLOSING, S.CLOSED],
+    S.FAILED: [S.CONNECTING, S.OPEN, S.LOCKED_OUT, S.DROPPED, S.CLOSING, S.CLOSED],
+    S.LOCKED_OUT: [S.DROPPED, S.CLOSING, S.CLOSED],
+    S.DROPPED: [S.CLOSING, S.CLOSED],
+    S.CLOSING: [S.DROPPED, S.CLOSED],
     S.CLOSED: [],
 }
-ENDED = (PublisherState.CLOSING, PublisherState.CLOSED)
+ENDED = (S.DROPPED, S.CLOSING, S.CLOSED)
 
 
 class PublisherSession(Owner):
@@ -83,7 +87,6 @@ class PublisherSession(Owner):
     :ivar closing: the client's time for closing.
     :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
     :ivar name_check: detects another publisher of the same name; None without a name.
-    :ivar abandoned: the program has dropped its last reference to the publisher.
     :ivar full: `batch` has refused a message: the next `flush` waits until there is capacity.
     """
 
@@ -97,7 +100,6 @@ class PublisherSession(Owner):
         self.name = name
         self.core = core
         self.state = PublisherState.CONNECTING if name else PublisherState.OPEN
-        self.abandoned: bool = False
         self.full: bool = False
         self.registration: Registration = Registration(cluster, self, patient)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
@@ -107,13 +109,11 @@ class PublisherSession(Owner):
         )
         self.closing: CloseTimeout = cluster.closing
         self._cluster = cluster
-        self._opened = False
-        self._generation = cluster.generation
         self._limit: int = core.window.max_unconfirmed
         self._idle = WaitingTasks()  # while closing it, until no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
-        self._reported = False  # a call has raised PublisherNameInUse
+        self._lockout: PublisherNameInUse | None = None  # until a call raises it
         busy_poll = cluster.busy_poll
         core.bind(self, BusyPoll(core.loop, busy_poll) if busy_poll else None)
 
@@ -129,11 +129,6 @@ class PublisherSession(Owner):
         self.state = check_transition(self, self.state, state, TRANSITIONS)
         self.core.enter(state is PublisherState.OPEN, error)
 
-    @property
-    def undeclared(self) -> bool:
-        """True if the publisher has a name, and the broker has never declared it."""
-        return self.core.undeclared
-
     # -- the registration
 
     @property
@@ -144,18 +139,19 @@ class PublisherSession(Owner):
         return commands.DeclarePublisher(id, self.name, self.stream)
 
     async def complete(self, connection: Connection) -> None:
-        if self.name_check is None:
-            return
         if self.registration.declared:
-            self.name_check.ask(self.core)
+            if self.name_check is not None:
+                self.name_check.ask(self.core)
             return
-        last_id = await self.name_check.open(connection)
-        if last_id == ID_MAX:
-            raise PublisherError(
-                f'publisher {self.name!r} on stream {self.stream!r} has already used the'
-                f' highest publishing id, {ID_MAX}: choose another name'
-            )
-        self.core.window.start_at(last_id + 1)
+        if self.name_check is not None:
+            last_id = await self.name_check.open(connection)
+            if last_id == ID_MAX:
+                raise PublisherError(
+                    f'publisher {self.name!r} on stream {self.stream!r} has already used the'
+                    f' highest publishing id, {ID_MAX}: choose another name'
+                )
+            self.core.window.start_at(last_id + 1)
+        self.registration.end_outage()  # the first open was no outage
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_publisher(id, None)
@@ -166,10 +162,7 @@ class PublisherSession(Owner):
 
     def on_open(self, connection: Connection, id: int) -> None:
         core = self.core
-        if not self._opened:
-            self._opened = True
-            self.registration.end_outage()  # the first open was no outage
-        if self.undeclared and self.state not in ENDED:  # its next publishing id is known now
+        if core.undeclared and self.state not in ENDED:  # its next publishing id is known now
             self._enter(PublisherState.OPEN)
         connection.set_publisher(id, core.window)
         core.resume(connection, id)
@@ -188,8 +181,10 @@ class PublisherSession(Owner):
         if self.state in (*ENDED, PublisherState.LOCKED_OUT):
             self.core.enter(False, error)
         else:
-            in_use = self.name_check is not None and self.name_check.error is not None
+            in_use = isinstance(error, PublisherNameInUse)
             self._enter(PublisherState.LOCKED_OUT if in_use else PublisherState.FAILED, error)
+        if isinstance(error, PublisherNameInUse):
+            self._lockout = error
         self._give_up(error)
 
     def on_resume(self) -> None:
@@ -204,9 +199,15 @@ class PublisherSession(Owner):
         return self.is_closed or self.state is PublisherState.LOCKED_OUT
 
     @property
+    def is_in_use(self) -> bool:
+        """True if the program has the publisher, or opens it; its name then belongs to it."""
+        dropped = self.state is PublisherState.DROPPED
+        return not dropped and self.registration.life is not Life.CLOSED
+
+    @property
     def is_closed(self) -> bool:
         """True if the publisher is closed, or its client was disconnected."""
-        return self.state in ENDED or self._cluster.generation != self._generation
+        return self.state in ENDED or self.registration.is_disconnected
 
     def check(self) -> None:
         """Check that the publisher takes messages; redeclare it if it had given up."""
@@ -216,22 +217,20 @@ class PublisherSession(Owner):
         if self.state in ENDED:
             raise self.name_stream(PublisherError(f'{self!r} is closed'))
         if self.name_check is not None and self.name_check.error is not None:  # it is locked out
-            self._reported = True
+            self._lockout = None
             raise self.name_stream(copy_error(self.name_check.error))
         try:
-            if self._cluster.generation != self._generation:
+            if self.registration.is_disconnected:
                 raise disconnected()
             self.registration.ensure_open()
         except StreamConnectionError as ex:  # the client has been disconnected
-            ex.outcome, ex.retriable = 'not_sent', False
-            self.name_stream(ex)
+            set_fields(ex, outcome='not_sent', retriable=False, stream=self.stream)
             raise
-        self._enter(PublisherState.CONNECTING if self.undeclared else PublisherState.OPEN)
+        self._enter(PublisherState.CONNECTING if self.core.undeclared else PublisherState.OPEN)
 
     def name_stream(self, error: E) -> E:
         """Name the stream in an error of publishing, and return the error."""
-        set_attribute(error, 'stream', self.stream)
-        return error
+        return set_fields(error, stream=self.stream)
 
     def resize(self, limit: int) -> None:
         """Limit the messages in flight, also by the limit that the publisher was opened with."""
@@ -293,10 +292,9 @@ class PublisherSession(Owner):
         :param error: why the publisher is not declared.
         """
         self.full = True
-        if self.undeclared:
+        if self.core.undeclared:
             error = PublisherError(self.not_declared) if error is None else copy_error(error)
-            set_attribute(error, 'outcome', 'not_sent')
-            return self.name_stream(error)
+            return set_fields(error, outcome='not_sent', stream=self.stream)
         limit = self.core.window.max_unconfirmed
         text = f'max_unconfirmed ({limit}) messages are queued or in flight'
         return self.late(f'{text}; the message was not queued: await flush()', WindowTimeout)
@@ -308,7 +306,7 @@ class PublisherSession(Owner):
     def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
         problem = 'the window of unconfirmed messages was full for'
-        if self.undeclared:
+        if self.core.undeclared:
             problem = 'it was not declared within'
         return self.late(f'{problem} {timeout} s; the message was not sent', WindowTimeout)
 
@@ -382,7 +380,8 @@ class PublisherSession(Owner):
 
     def on_raised(self, error: Exception) -> None:
         """Note that a call raises an error, which `close` does not repeat."""
-        self._reported |= isinstance(error, PublisherNameInUse)
+        if isinstance(error, PublisherNameInUse):
+            self._lockout = None
 
     def give_up(self, wait: ConfirmFuture | Confirmation) -> bool:
         """Note that a call of `send` has given up; return True if its message was withdrawn."""
@@ -502,8 +501,8 @@ class PublisherSession(Owner):
             self.end(*errors)
         if sent or unsent:  # not in the handler: the TimeoutError refers to the task
             raise self._gave_up(sent, unsent, cause)
-        if self.name_check is not None and self.name_check.error is not None and not self._reported:
-            raise self.name_stream(copy_error(self.name_check.error))
+        if self._lockout is not None:
+            raise self.name_stream(copy_error(self._lockout))
 
     def _gave_up(self, unconfirmed: int, unsent: int, cause: RbFlyError | None) -> ConfirmTimeout:
         """Return the error of a close that made no progress."""
@@ -540,7 +539,7 @@ class PublisherSession(Owner):
         loop = self.core.loop
         if self.registration.life is Life.CLOSED:
             return
-        self.abandoned = True
+        self._enter(PublisherState.DROPPED, self.core.error)
         if loop.is_closed():
             self.end()
         else:  # never directly: the garbage collector may run within any method of the core

@@ -206,7 +206,7 @@ cdef class Router:
         # automatic one could hide a later explicit one from the broker.
         cdef PublishTarget item
         for item in self.partitions.values():
-            if self.ids != ANY and (self.holds or item.window.has_last):
+            if self.ids != ANY and (self.holds or item.window.used.any):
                 this, others = 'an automatic', 'explicit'
                 if has_id(message):
                     this, others = 'an explicit', 'automatic'
@@ -333,7 +333,6 @@ cdef class RoutedMessages:
     """The messages of one call of `send_many`, with a ConfirmGroup for each partition.
 
     :param router: of the publisher.
-    :param loop: event loop of the publisher.
     :ivar taken: number of messages taken.
     :ivar in_hand: a message was taken, but not sent to all its partitions.
     :ivar target: what the router has found for the message in hand.
@@ -343,7 +342,6 @@ cdef class RoutedMessages:
     """
 
     cdef Router router
-    cdef object loop
     cdef list shares        # by index of the partition
     cdef list queued        # shares with messages to write
     cdef readonly uint64_t taken
@@ -355,9 +353,8 @@ cdef class RoutedMessages:
     cdef bint begun         # a partition has taken the message in hand
     cdef uint64_t encoded
 
-    def __init__(self, Router router not None, loop):
+    def __init__(self, Router router not None):
         self.router = router
-        self.loop = loop
         self.shares = [None] * len(router.partitions)
         self.queued = []
         self.groups = {}
@@ -412,7 +409,7 @@ cdef class RoutedMessages:
     cdef Share _share(self, PublishTarget partition):
         cdef Share share = Share.__new__(Share)
         share.partition = partition
-        share.group = ConfirmGroup(self.loop)
+        share.group = ConfirmGroup()
         self.shares[partition.index] = share
         self.groups[partition.session] = share.group
         return share

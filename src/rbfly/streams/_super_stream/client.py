@@ -9,7 +9,13 @@ from typing import Any, Literal, TypeVar, overload
 
 from ...amqp._message import last_offset, last_partition
 from ...checks import check_binding_keys, check_integer, check_stream, check_type
-from ...error import ArgumentError, MessageContextError, ProtocolError, StreamDoesNotExist
+from ...error import (
+    ArgumentError,
+    MessageContextError,
+    ProtocolError,
+    StreamDoesNotExist,
+    explained,
+)
 from ...net.locator import named, partitions_of
 from ...protocol import commands
 from ...protocol.compression import Compression
@@ -117,7 +123,7 @@ class SuperStream:
                 raise
             text = await self._difference(names)
             if text:
-                ex.args = (f'{text} (code 0x{ex.code:02x})',)
+                explained(ex, f'{text} (code 0x{ex.code:02x})')
                 raise
 
     async def _difference(self, requested: tuple[str, ...]) -> str:
@@ -170,7 +176,8 @@ class SuperStream:
             await self._client._manage(commands.DeleteSuperStream(self.name))
         except StreamDoesNotExist as ex:
             if await self._client.stream_exists(self.name):
-                ex.args = (f'{self.name!r} is a stream, not a super stream; see delete_stream',)
+                text = f'{self.name!r} is a stream, not a super stream; see delete_stream'
+                explained(ex, text)
                 raise
             for name in partitions:  # a try that lost its connection may have left them
                 await self._client.delete_stream(name)

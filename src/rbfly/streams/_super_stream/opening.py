@@ -8,11 +8,11 @@ from collections.abc import MutableSet
 from math import inf
 from typing import Any
 
+from ...error import set_fields
 from ...net.connection import disconnected
 from ...net.observer import Life, Observer, State
 from ...net.waiting import fail, outcome
 from .._admin.partitions import AT_ONCE, PACE, query_partitions, retried
-from .._publish.confirmation import set_attribute
 from .._publish.opening import PublisherContext
 from .._publish.publisher import Publisher
 from .._publish.session import PublisherSession
@@ -83,7 +83,7 @@ class PartitionsReady(Observer):
             return
         if after is State.IDLE:
             failure = error or disconnected()
-            set_attribute(failure, 'stream', self._streams[registration])
+            set_fields(failure, stream=self._streams[registration])
             fail(self.first, failure)
             return
         self._any |= after is State.OPEN

@@ -208,7 +208,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
 
     async def _send(self, found: Found, message: Message, timeout: float | None) -> None:
         """Send a message that does not have just one partition that is known."""
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         if until == NOW:
             self._partitions.check_open()
             raise self._partitions.first.no_time()
@@ -232,7 +232,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
 
         And the errors of :meth:`Publisher.submit`; their attribute `stream` is the partition.
         """
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         targets = await self._targets(self._router.find(message), until, timeout)
         if len(targets) == 1:
             confirmation: Confirmation = await targets[0].publisher.submit(message, left(until))
@@ -300,7 +300,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         """
         partitions = self._partitions
         partitions.first.core.check_loop()
-        until = None if timeout is None else end_of(timeout)
+        until = end_of(timeout)
         if until == NOW and self._held:
             raise partitions.first.no_time(queued=True)
         if self._router.holds:

@@ -34,7 +34,7 @@ class RoutedDestination(Destination):
         self._before = before
         self._partitions = partitions
         self._targets: Targets = ()  # of the last message in hand
-        self._routed = routed = RoutedMessages(router, self.session.core.loop)
+        self._routed = routed = RoutedMessages(router)
         self.groups = routed.groups
         self.skipped, self.partial = routed.skipped, routed.partial
         self._stop: asyncio.Timeout | None = None  # ends the wait for an asynchronous iterator
