@@ -62,9 +62,9 @@ $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
 	@echo 'building rbfly ($(VARIANT))'
 	@# setuptools would install modules again that were deleted since the last build
 	@find build -path 'build/$(VARIANT)-*/lib*' -type f ! -name '*.so' -delete
-	@find build -path 'build/$(VARIANT)-*/lib*' -name '*.so' | while read -r lib; do name=$${lib#*/rbfly/}; \
-	    [ -e "src/rbfly/$${name%%.*}.pyx" ] || rm "$$lib"; done
-	@$(SWITCH_$(VARIANT)) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
+	@find build -path 'build/$(VARIANT)-*/lib*' -name '*.so' ! -name '_cyutility.*' | \
+	    while read -r lib; do name=$${lib#*/rbfly/}; [ -e "src/rbfly/$${name%%.*}.pyx" ] || rm "$$lib"; done
+	@RBFLY_ANNOTATE=1 $(SWITCH_$(VARIANT)) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
 
 # -- use
