@@ -5,6 +5,7 @@ import io
 import platform
 import tarfile
 import zipfile
+from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from tests.examples import PROJECT
+from tools.wheels import __main__ as command_line
 from tools.wheels import archives, fetch
-from tools.wheels.check import Result, table
+from tools.wheels.check import Failed, Result, table
 from tools.wheels.root import TESTED_ON, Root
 from tools.wheels.target import PYTHONS, Target, target_of, targets
 
@@ -129,3 +131,21 @@ def test_table_shows_size_and_place(tmp_path: Path) -> None:
     lines = table([Result(path, 'Debian trixie', '9 passed', '3 s')]).splitlines()
     assert lines[-1] == '| x.whl | 1.23 MB | Debian trixie | 9 passed | 3 s |'
     assert len({line.count('|') for line in lines}) == 1
+
+
+def test_failing_wheel_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / '1.whl', tmp_path / '2.whl']
+    for file in files:
+        file.touch()
+
+    def check(file: Path, *_: bool) -> list[Result]:
+        if file.name == '1.whl':
+            raise Failed('Debian trixie: no')
+        return [Result(file, 'Debian trixie', '9 passed', '3 s')]
+
+    monkeypatch.setattr(command_line, 'check', check)
+    with pytest.raises(SystemExit, match=r'failed: 1\.whl'):
+        command_line.test(Namespace(files=files, here=True, quick=True))
+    assert '| 2.whl | 0.00 MB | Debian trixie | 9 passed |' in capsys.readouterr().out

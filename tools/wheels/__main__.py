@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import __doc__ as description
 from .build import WORK, build_sdist, build_wheel, unpack_sdist
-from .check import can_use_roots, check, table
+from .check import Failed, can_use_roots, check, table
 from .target import add_arguments, targets
 
 
@@ -51,8 +51,16 @@ def test(arguments: argparse.Namespace) -> None:
     """Test wheels, and the sdist where there is a compiler."""
     here = arguments.here or not can_use_roots()
     tests = not arguments.quick
-    results = [result for file in arguments.files for result in check(file.absolute(), here, tests)]
+    results, failed = [], []
+    for file in arguments.files:
+        try:
+            results += check(file.absolute(), here, tests)
+        except Failed as error:
+            say(f'{file.name} failed in {error}')
+            failed.append(file.name)
     say(table(results))
+    if failed:
+        raise SystemExit(f'failed: {" ".join(failed)}')
 
 
 def everything(arguments: argparse.Namespace) -> None:

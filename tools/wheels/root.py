@@ -134,11 +134,12 @@ class Root:
         """
         folder.chmod(0o755)
         pythons = [f'python{python}' for python, suite in SUITES.items() if suite == self.suite]
-        packages = [*pythons, 'python3-pip-whl'] if pythons else []
+        # javacpp's Python takes SQLite from the system
+        packages = [*pythons, 'python3-pip-whl'] if pythons else ['libsqlite3-0']
         if self.compiler:
             packages += ['gcc', 'libc6-dev', *(f'{python}-dev' for python in pythons)]
         options = ['--foreign', '--variant=minbase', f'--arch={ARCHES[self.arch]}']
-        options += [f'--include={",".join(packages)}'] if packages else []
+        options.append(f'--include={",".join(packages)}')
         source = [self.suite, str(folder), MIRROR, str(suite_script(self.suite))]
         command = [*sandbox.UNSHARE, 'debootstrap', *options, *source]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
