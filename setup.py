@@ -23,6 +23,7 @@ from Cython.Compiler import Options
 from Cython.Shadow import __version__ as cython_version
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 sys.path.append(str(Path(__file__).parent / 'tools'))
 import sbom
@@ -85,9 +86,22 @@ else:
 if SANITIZE:
     CFLAGS += ['-fsanitize=address,undefined', '-fno-sanitize-recover=undefined']
     LDFLAGS += ['-fsanitize=address,undefined']
+MSVC_CFLAGS = ['/std:c11', '/W3', *(['/Od', '/UNDEBUG'] if DEBUG or SANITIZE else ['/O2'])]
 if WERROR:
     CFLAGS.append('-Werror')
+    MSVC_CFLAGS.append('/WX')
     Options.warning_errors = True
+
+
+class BuildExt(build_ext):
+    """Replaces the flags if the compiler is Microsoft's: it takes none of those above."""
+
+    def build_extensions(self) -> None:
+        if self.compiler.compiler_type == 'msvc':
+            for extension in self.extensions:
+                extension.extra_compile_args = MSVC_CFLAGS
+                extension.extra_link_args = []
+        super().build_extensions()
 
 
 def keep_if(folder: Path, settings: object) -> None:
@@ -102,7 +116,7 @@ def keep_if(folder: Path, settings: object) -> None:
 MACROS = [('RBFLY_DEBUG', str(int(DEBUG or SANITIZE))), ('RBFLY_PORTABLE', str(int(PORTABLE)))]
 
 keep_if(TRANSLATED, (DIRECTIVES, SHARED, UNSHARED, WERROR, ANNOTATE))
-keep_if(BUILD, (CFLAGS, LDFLAGS, MACROS))
+keep_if(BUILD, (CFLAGS, MSVC_CFLAGS, LDFLAGS, MACROS))
 
 
 def translate(sources: dict[str, Path], **options: object) -> list[Extension]:
@@ -151,7 +165,7 @@ class Wheel(bdist_wheel):
 
 setup(
     ext_modules=modules,
-    cmdclass={'bdist_wheel': Wheel},
+    cmdclass={'bdist_wheel': Wheel, 'build_ext': BuildExt},
     options={
         'build': {'build_base': str(BUILD)},
         'build_ext': {'parallel': True},
