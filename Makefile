@@ -16,6 +16,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 REQUIRED ?= perf service test doc
 EXAMPLES = build/examples
 FUZZ ?= codec --seconds 60
+WHEELS ?= all
 SANITIZE ?= tests/amqp tests/protocol
 SECONDS ?= 3600
 SEED ?=
@@ -28,7 +29,7 @@ PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help build debug demo test nightly quick lint types sanitize fuzz soak hot doc perf brokers-down clean
+.PHONY: help build debug demo test nightly quick lint types sanitize fuzz soak hot doc perf wheels brokers-down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | \
@@ -61,9 +62,9 @@ $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
 	@echo 'building rbfly ($(VARIANT))'
 	@# setuptools would install modules again that were deleted since the last build
 	@find build -path 'build/$(VARIANT)-*/lib*' -type f ! -name '*.so' -delete
-	@find build -path 'build/$(VARIANT)-*/lib*' -name '*.so' | while read -r lib; do name=$${lib#*/rbfly/}; \
-	    [ -e "src/rbfly/$${name%%.*}.pyx" ] || rm "$$lib"; done
-	@$(SWITCH_$(VARIANT)) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
+	@find build -path 'build/$(VARIANT)-*/lib*' -name '*.so' ! -name '_cyutility.*' | \
+	    while read -r lib; do name=$${lib#*/rbfly/}; [ -e "src/rbfly/$${name%%.*}.pyx" ] || rm "$$lib"; done
+	@RBFLY_ANNOTATE=1 $(SWITCH_$(VARIANT)) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
 
 # -- use
@@ -125,6 +126,13 @@ doc: build  ## build the documentation into doc/_build/html
 
 perf: build  ## run a quick benchmark; see also `python -m perf --help`
 	@$(BIN)/python -m perf --quick
+
+wheels: build/venv-wheels/wheels  ## build the sdist and all wheels into dist, and test them (WHEELS='build --arch x86_64')
+	@build/venv-wheels/bin/python -m tools.wheels $(WHEELS)
+
+build/venv-wheels/wheels: pyproject.toml
+	@$(MAKE) --no-print-directory build/venv-wheels/requirements VENV=build/venv-wheels REQUIRED=wheels
+	@touch $@
 
 brokers-down: $(BIN)/python  ## stop brokers that are still running
 	@$(BIN)/python -m brokers down

@@ -7,8 +7,9 @@ Environment switches; the first three use separate build folders, so their objec
     RBFLY_PORTABLE=1   no CPython internals, see src/rbfly/_cpython.pxd
     RBFLY_FAST=1       -O1 instead of -O3, where speed does not matter (CI)
     RBFLY_WERROR=1     treat warnings of Cython and the C compiler as errors (CI)
+    RBFLY_ANNOTATE=1   write annotated HTML beside the C
 
-The generated C goes to build/cython, along with annotated HTML.  It is the same for every build
+The generated C goes to build/cython.  It is the same for every build
 variant and every Python version, so the code that is checked is the code that ships.
 """
 
@@ -22,6 +23,7 @@ from Cython.Compiler import Options
 from Cython.Shadow import __version__ as cython_version
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 sys.path.append(str(Path(__file__).parent / 'tools'))
 import sbom
@@ -36,6 +38,7 @@ SANITIZE = switch('RBFLY_SANITIZE')
 PORTABLE = switch('RBFLY_PORTABLE')
 FAST = switch('RBFLY_FAST')
 WERROR = switch('RBFLY_WERROR')
+ANNOTATE = switch('RBFLY_ANNOTATE')
 
 VARIANT = 'debug' if DEBUG else 'sanitize' if SANITIZE else 'portable' if PORTABLE else 'release'
 BUILD = Path('build', f'{VARIANT}-{sys.implementation.cache_tag}')
@@ -58,6 +61,11 @@ DIRECTIVES = {
     'warn.maybe_uninitialized': True,
     'show_performance_hints': False,
 }
+# One module holds the helpers that Cython would otherwise repeat in each; no memoryview is used.
+SHARED = {
+    'shared_utility_qualified_name': 'rbfly._cyutility',
+    'shared_utility_features_disabled': ['MemoryView'],
+}
 
 CFLAGS = ['-std=c11', '-Wall', '-Wextra', '-Wsign-compare', '-fno-strict-aliasing']
 # Cython's generated helpers trigger these warnings; cython-lint checks the project's own code.
@@ -76,9 +84,22 @@ else:
 if SANITIZE:
     CFLAGS += ['-fsanitize=address,undefined', '-fno-sanitize-recover=undefined']
     LDFLAGS += ['-fsanitize=address,undefined']
+MSVC_CFLAGS = ['/std:c11', '/W3', *(['/Od', '/UNDEBUG'] if DEBUG or SANITIZE else ['/O2'])]
 if WERROR:
     CFLAGS.append('-Werror')
+    MSVC_CFLAGS.append('/WX')
     Options.warning_errors = True
+
+
+class BuildExt(build_ext):
+    """Replaces the flags if the compiler is Microsoft's: it takes none of those above."""
+
+    def build_extensions(self) -> None:
+        if self.compiler.compiler_type == 'msvc':
+            for extension in self.extensions:
+                extension.extra_compile_args = MSVC_CFLAGS
+                extension.extra_link_args = []
+        super().build_extensions()
 
 
 def keep_if(folder: Path, settings: object) -> None:
@@ -92,18 +113,24 @@ def keep_if(folder: Path, settings: object) -> None:
 
 MACROS = [('RBFLY_DEBUG', str(int(DEBUG or SANITIZE))), ('RBFLY_PORTABLE', str(int(PORTABLE)))]
 
-keep_if(TRANSLATED, (DIRECTIVES, WERROR))
-keep_if(BUILD, (CFLAGS, LDFLAGS, MACROS))
+keep_if(TRANSLATED, (DIRECTIVES, SHARED, WERROR, ANNOTATE))
+keep_if(BUILD, (CFLAGS, MSVC_CFLAGS, LDFLAGS, MACROS))
+
+SOURCES = {
+    '.'.join(path.relative_to('src').with_suffix('').parts): path
+    for path in sorted(Path('src').rglob('*.pyx'))
+}
+SOURCES['rbfly._cyutility'] = Path('src/rbfly/_cyutility.c')  # generated in TRANSLATED
 
 extensions = [
     Extension(
-        '.'.join(path.relative_to('src').with_suffix('').parts),
+        name,
         [str(path)],
         extra_compile_args=CFLAGS,
         extra_link_args=LDFLAGS,
         define_macros=MACROS,
     )
-    for path in sorted(Path('src').rglob('*.pyx'))
+    for name, path in SOURCES.items()
 ]
 
 modules = cythonize(
@@ -111,7 +138,8 @@ modules = cythonize(
     build_dir=str(TRANSLATED),
     include_path=['src'],
     compiler_directives=DIRECTIVES,
-    annotate=True,
+    annotate=ANNOTATE,
+    **SHARED,
 )
 
 
@@ -130,7 +158,7 @@ class Wheel(bdist_wheel):
 
 setup(
     ext_modules=modules,
-    cmdclass={'bdist_wheel': Wheel},
+    cmdclass={'bdist_wheel': Wheel, 'build_ext': BuildExt},
     options={
         'build': {'build_base': str(BUILD)},
         'build_ext': {'parallel': True},

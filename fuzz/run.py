@@ -95,14 +95,14 @@ def check_tools() -> None:
         raise Problem(f'Python.h is not in {headers}; on Debian: apt-get install python3-dev')
 
 
-def directives() -> dict[str, Any]:
-    """The compiler directives of a release build, read from setup.py."""
+def setting(name: str) -> dict[str, Any]:
+    """Options of Cython, read from setup.py."""
     tree = ast.parse((ROOT / 'setup.py').read_text())
     for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'DIRECTIVES':
-            directives: dict[str, Any] = ast.literal_eval(node.value)
-            return directives
-    raise Problem('setup.py does not define DIRECTIVES')
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            found: dict[str, Any] = ast.literal_eval(node.value)
+            return found
+    raise Problem(f'setup.py does not define {name}')
 
 
 def library_flags() -> list[str]:
@@ -154,13 +154,16 @@ def build() -> Path:
     sources = [*Path('src').rglob('*.pyx'), *Path('fuzz').glob('*.pyx')]
     names = {s: '.'.join(s.relative_to('src' if s.parts[0] == 'src' else '.').with_suffix('').parts)
              for s in sources}  # fmt: skip
+    shared = setting('SHARED')
+    names[Path('src/rbfly/_cyutility.c')] = shared['shared_utility_qualified_name']
     modules = cythonize(  # type: ignore[no-untyped-call,unused-ignore]
         [Extension(name, [str(source)]) for source, name in names.items()],
         build_dir=str(ROOT / 'build' / 'cython'),  # the same as in setup.py
         include_path=['src', '.'],
-        compiler_directives=directives(),
+        compiler_directives=setting('DIRECTIVES'),
         annotate=True,
         quiet=True,
+        **shared,
     )
     copy_sources()
     with ThreadPoolExecutor(os.cpu_count()) as pool:

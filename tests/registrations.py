@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def nothing(*args: object) -> None:
+def do_nothing(*args: object) -> None:
     pass
 
 
@@ -14,11 +14,11 @@ class FakeRegistration:
     def __init__(
         self,
         *,
-        lost: Callable[..., Any] = nothing,
-        resume: Callable[..., Any] = nothing,
-        metadata_update: Callable[..., Any] = nothing,
-        disconnect: Callable[..., Any] = nothing,
-        leave_loop: Callable[..., Any] = nothing,
+        lost: Callable[..., Any] = do_nothing,
+        resume: Callable[..., Any] = do_nothing,
+        metadata_update: Callable[..., Any] = do_nothing,
+        disconnect: Callable[..., Any] = do_nothing,
+        leave_loop: Callable[..., Any] = do_nothing,
     ) -> None:
         self.on_lost = lost
         self.on_resume = resume

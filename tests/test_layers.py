@@ -167,7 +167,7 @@ def entry_of(module: str) -> str:
     return package if package in HEIGHTS and package not in LAYERS else module
 
 
-def circle(imported: dict[str, set[str]]) -> list[str]:
+def find_circle(imported: dict[str, set[str]]) -> list[str]:
     """Return the modules that import each other in a circle, or [] if there are none."""
     try:
         TopologicalSorter(imported).prepare()
@@ -219,9 +219,9 @@ def test_no_circles() -> None:
     for path in sources(PACKAGE):  # a module and its declarations count as one
         module = module_name(path, PACKAGE)
         imported.setdefault(module, set()).update(imports(path, PACKAGE, files) - {module})
-    assert circle(imported) == []
+    assert find_circle(imported) == []
     imported['rbfly.streams._waiting'].add('rbfly.streams._consume.session')
-    assert circle(imported)
+    assert find_circle(imported)
 
 
 def test_table_lists_every_module() -> None:

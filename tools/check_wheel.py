@@ -11,8 +11,8 @@ import rbfly
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ['tests/amqp', 'tests/protocol', 'tests/net', 'tests/streams', 'tests/testing']
-# These compare with libraries that have no wheels for some systems.
-WITHOUT = ['foreign_messages', 'foreign_values', 'proton']
+# These need a compiler, or libraries that have no wheels for some systems.
+WITHOUT = ['cimport', 'foreign_messages', 'foreign_values', 'proton']
 SELECTED = 'not long and not examples'  # examples need what their pages install
 
 

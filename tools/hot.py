@@ -181,7 +181,7 @@ def annotate() -> None:
     result = subprocess.run(
         [sys.executable, 'setup.py', '-q', '--name'],
         cwd=ROOT,
-        env={**os.environ, 'RBFLY_DEBUG': '', 'RBFLY_SANITIZE': ''},
+        env={**os.environ, 'RBFLY_ANNOTATE': '1', 'RBFLY_DEBUG': '', 'RBFLY_SANITIZE': ''},
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,6 @@
 # All uses of CPython internals, except for the future protocol in `streams/_publish/_confirm.pyx`.
 #
-# Each has a portable fallback, used on every Python version not listed below as tested;
+# Each has a portable fallback, used on every Python version other than 3.11 to 3.15;
 # `RBFLY_PORTABLE=1` builds the fallbacks only.  Gains are in instructions, on Python 3.11.
 
 from cpython.object cimport PyObject
@@ -17,9 +17,8 @@ cdef extern from *:
     #endif
 
     /* Tested with these versions, with the GIL. */
-    #define RBFLY_TESTED(minor) (PY_VERSION_HEX >> 16 == (0x0300 | (minor)))
-    #if !RBFLY_PORTABLE && !defined(Py_GIL_DISABLED) && !defined(PYPY_VERSION) \\
-        && (RBFLY_TESTED(11) || RBFLY_TESTED(13) || RBFLY_TESTED(14) || RBFLY_TESTED(15))
+    #define RBFLY_TESTED (PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x03100000)
+    #if RBFLY_TESTED && !RBFLY_PORTABLE && !defined(Py_GIL_DISABLED) && !defined(PYPY_VERSION)
     #define RBFLY_INTERNALS 1
     #else
     #define RBFLY_INTERNALS 0

@@ -19,7 +19,7 @@ cdef extern from *:
     #define CRC_IS_CHECKED 0
     #endif
 
-    #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+    #if defined(__x86_64__) && defined(__GNUC__)
     #include <wmmintrin.h>
 
     static int crc_is_here(void) { return __builtin_cpu_supports("pclmul"); }

@@ -76,10 +76,12 @@ cdef extern from *:
 
     static inline Py_ssize_t out_size(const OutBuffer *out) { return out->p - out->start; }
 
-    #if defined(__GNUC__) || defined(__clang__)
-    __attribute__((noinline, cold, unused))
+    #ifdef __GNUC__
+    #define RBFLY_RARE __attribute__((cold, unused))
+    #else
+    #define RBFLY_RARE
     #endif
-    static int out_grow(OutBuffer *out, Py_ssize_t n) {
+    RBFLY_RARE Py_NO_INLINE static int out_grow(OutBuffer *out, Py_ssize_t n) {
         Py_ssize_t used = out_size(out), capacity = out->end - out->start;
         if (out->owner == NULL) {
             PyErr_SetString(PyExc_BufferError, "output buffer is too small");

@@ -68,7 +68,7 @@ def order() -> dict[str, Any]:
     return {'id': 1, 'items': [{'price': 1}, {'price': 2}, {'price': 3}, {'price': BAD}]}
 
 
-def ways(message: Any) -> list[Callable[[], object]]:
+def encoders_of(message: Any) -> list[Callable[[], object]]:
     """Return the functions that encode a message."""
     context = message if isinstance(message, MessageCtx) else stream_message_ctx(message)
     found: list[Callable[[], object]] = [
@@ -119,7 +119,7 @@ def ways(message: Any) -> list[Callable[[], object]]:
     ids=lambda item: item if isinstance(item, str) else '',
 )
 def test_error_begins_with_the_path(message: Any, path: str) -> None:
-    for encode in ways(message):
+    for encode in encoders_of(message):
         with pytest.raises(AMQPEncoderError) as caught:
             encode()
         assert str(caught.value).startswith(f'{path}: ')
@@ -138,7 +138,7 @@ def test_the_text_and_class_are_those_of_the_value() -> None:
     'message', [BAD, stream_message_ctx(BAD), {1}, int, '\ud800', 2**64], ids=type
 )
 def test_body_that_fails_as_a_whole_has_no_path(message: Any) -> None:
-    for encode in ways(message):
+    for encode in encoders_of(message):
         with pytest.raises(AMQPEncoderError) as caught:
             encode()
         assert not str(caught.value).startswith('body')

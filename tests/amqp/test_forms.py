@@ -66,13 +66,13 @@ FORMS: list[tuple[Any, str, list[str]]] = [
 ]
 
 
-def codes() -> Iterator[int]:
+def format_codes() -> Iterator[int]:
     for _, smallest, others in FORMS:
         yield from (bytes.fromhex(data)[0] for data in (smallest, *others))
 
 
 def test_all_constructors_are_covered() -> None:
-    assert bytes(sorted(set(codes()))).hex(' ') == (
+    assert bytes(sorted(set(format_codes()))).hex(' ') == (
         '00 40 41 42 43 44 45 50 51 52 53 54 55 56 60 61 70 71 72 73 74 80 81 82 83 84 94 98 '
         'a0 a1 a3 b0 b1 b3 c0 c1 d0 d1 e0 f0'
     )

@@ -58,7 +58,7 @@ def test_maximum_depth() -> None:
     assert decode_amqp(encode_amqp_bytes(described)).body == described
 
 
-def deeper(kind: str) -> Any:
+def nested_too_deep(kind: str) -> Any:
     value: Any = None
     for _ in range(DEPTH + 1):
         match kind:
@@ -100,9 +100,9 @@ KINDS = ['list', 'tuple', 'map', 'described', 'descriptor', 'foreign', 'array', 
 @pytest.mark.parametrize('kind', [*KINDS, 'array descriptor'])
 def test_value_nested_too_deep(kind: str) -> None:
     with pytest.raises(AMQPEncoderValueError):
-        encode_amqp_bytes(deeper(kind))
+        encode_amqp_bytes(nested_too_deep(kind))
     with pytest.raises(AMQPEncoderValueError):
-        encode_amqp_bytes(stream_message_ctx(b'', footer={'x-a': deeper(kind)}))
+        encode_amqp_bytes(stream_message_ctx(b'', footer={'x-a': nested_too_deep(kind)}))
 
 
 @pytest.mark.long
@@ -285,7 +285,7 @@ def test_unhashable_keys() -> None:
         assert 'key' in str(error)
 
 
-def peak(data: bytes) -> int:
+def peak_memory(data: bytes) -> int:
     tracemalloc.start()
     try:
         fails(data)
@@ -308,7 +308,7 @@ def peak(data: bytes) -> int:
     ],
 )
 def test_declared_size_allocates_no_memory(data: str) -> None:
-    assert peak(VALUE + bytes.fromhex(data)) < 100_000
+    assert peak_memory(VALUE + bytes.fromhex(data)) < 100_000
 
 
 def test_key_whose_hash_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,12 +329,12 @@ def test_nested_counts_add_up() -> None:
     data = b'\x40' * size
     for _ in range(20):
         data = b'\xd0' + struct.pack('>II', len(data) + 4, len(data)) + data
-    assert peak(VALUE + data) < 40 * size
+    assert peak_memory(VALUE + data) < 40 * size
     # the same with arrays of lists
     data = b'\x40' * size
     for _ in range(20):
         data = b'\xf0' + struct.pack('>II', len(data) + 5, len(data) // 9) + b'\xd0' + data
-    assert peak(VALUE + data) < 40 * size
+    assert peak_memory(VALUE + data) < 40 * size
 
 
 def test_zero_width_array_elements_are_limited_per_message() -> None:

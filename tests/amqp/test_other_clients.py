@@ -37,22 +37,22 @@ def content(message: dict[str, Any]) -> MessageCtx:
     return stream_message_ctx(**sections)
 
 
-def same(a: Any, b: Any) -> bool:
+def equal_in_value_and_type(a: Any, b: Any) -> bool:
     """Whether values and types are equal, recursively."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
         keys = {key: type(key) for key in a} == {key: type(key) for key in b}
-        return keys and all(same(a[key], b[key]) for key in a)
+        return keys and all(equal_in_value_and_type(a[key], b[key]) for key in a)
     if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(equal_in_value_and_type, a, b))
     return bool(a == b)
 
 
 def assert_same(received: MessageCtx, expected: MessageCtx) -> None:
     for name in SECTIONS:
         a, b = getattr(received, name), getattr(expected, name)
-        assert same(a, b), name
+        assert equal_in_value_and_type(a, b), name
         if isinstance(a, rbfly.amqp.SequenceBody | rbfly.amqp.DataBody):
             assert a.sections == b.sections
 

@@ -55,23 +55,25 @@ def proton_decode(data: bytes) -> Any:
         remaining = remaining[d.decode(remaining) :]
     d.rewind()
     assert d.next() is not None
-    return ours(d.get_object())
+    return from_proton(d.get_object())
 
 
-def ours(value: Any) -> Any:
+def from_proton(value: Any) -> Any:
     """Convert a value decoded by Proton to what this codec would return."""
     undescribed: Any = proton.UNDESCRIBED
     match value:
         case proton.Described():
-            return t.Described(ours(value.descriptor), ours(value.value))
+            return t.Described(from_proton(value.descriptor), from_proton(value.value))
         case proton.Array():
-            descriptors = () if value.descriptor is undescribed else (ours(value.descriptor),)
-            items = [ours(item) for item in value.elements]
+            descriptors = (
+                () if value.descriptor is undescribed else (from_proton(value.descriptor),)
+            )
+            items = [from_proton(item) for item in value.elements]
             return t.AMQPArray(TYPES[value.type], items, descriptors=descriptors)
         case list():
-            return [ours(item) for item in value]
+            return [from_proton(item) for item in value]
         case dict():
-            return {ours(k): ours(v) for k, v in value.items()}
+            return {from_proton(k): from_proton(v) for k, v in value.items()}
         case proton.symbol():
             return t.Symbol(str(value))
         case proton.char():
@@ -95,7 +97,7 @@ def ours(value: Any) -> Any:
     raise AssertionError(type(value))
 
 
-def theirs(value: Any) -> Any:
+def to_proton(value: Any) -> Any:
     """Convert a value of this codec for encoding by Proton."""
     names = {
         t.UByte: proton.ubyte,
@@ -118,11 +120,11 @@ def theirs(value: Any) -> Any:
         case datetime():
             return proton.timestamp(round(value.timestamp() * 1000))
         case t.Described():
-            return proton.Described(theirs(value.descriptor), theirs(value.value))
+            return proton.Described(to_proton(value.descriptor), to_proton(value.value))
         case list():
-            return [theirs(item) for item in value]
+            return [to_proton(item) for item in value]
         case dict():
-            return {theirs(k): theirs(v) for k, v in value.items()}
+            return {to_proton(k): to_proton(v) for k, v in value.items()}
         case t.Long():
             return int(value)
     return value
@@ -191,7 +193,7 @@ def test_proton_decodes_our_encoding(value: Any) -> None:
 @given(values)
 def test_we_decode_proton_encoding(value: Any) -> None:
     d = proton.Data()
-    d.put_object(theirs(value))
+    d.put_object(to_proton(value))
     assert decode_value(bytes(d.encode())) == value
 
 
@@ -199,7 +201,7 @@ def test_we_decode_proton_encoding(value: Any) -> None:
 @given(scalars)
 def test_scalars_have_the_same_encoding(value: Any) -> None:
     d = proton.Data()
-    d.put_object(theirs(value))
+    d.put_object(to_proton(value))
     assert encode_value(value) == bytes(d.encode())
 
 

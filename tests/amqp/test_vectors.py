@@ -36,7 +36,7 @@ from rbfly.types import Described, Long, Symbol, Timestamp
 WIDE_ARRAYS = {'array smallint', 'array empty symbol', 'array of list', 'array described'}
 
 
-def as_read(value: Any) -> Any:
+def expected_value(value: Any) -> Any:
     """Convert a vector's value to what decoding returns."""
     if isinstance(value, Timestamp):
         return datetime.fromtimestamp(int(value) / 1000, UTC)
@@ -53,7 +53,7 @@ def test_value(vector: dict[str, str]) -> None:
     data = bytes.fromhex(vector['hex'])
     value = python_value(vector['python'])
     decoded = decode_value(data)
-    expected = as_read(value)
+    expected = expected_value(value)
     assert decoded == expected or (decoded != decoded and expected != expected)
     if isinstance(expected, (bool, type(None), str, bytes)):
         assert type(decoded) is type(expected)

@@ -93,7 +93,7 @@ def subscriptions(client: rbs.StreamsClient) -> list[rbs.Subscription]:
     return [client.subscribe(name, offset=rbs.Offset.FIRST, amqp=False) for name in NAMES]
 
 
-def declared(peers: list[Peer], key: int) -> list[str]:
+def declared_streams(peers: list[Peer], key: int) -> list[str]:
     return [frame.decode().stream for peer in peers for frame in peer.frames if frame.key == key]
 
 
@@ -127,7 +127,7 @@ async def test_300_publishers_and_subscriptions_open_and_recover_together(
             total = (outage + 1) * MANY
             await until(
                 lambda total=total: all(  # type: ignore[misc]
-                    len(declared(fake.connections, key)) >= total for key in DECLARED
+                    len(declared_streams(fake.connections, key)) >= total for key in DECLARED
                 ),
                 'all publishers and subscriptions are declared',
             )
@@ -135,7 +135,7 @@ async def test_300_publishers_and_subscriptions_open_and_recover_together(
             peers = fake.connections[first:]
             assert len(peers) == CONNECTIONS
             for key in DECLARED:
-                assert sorted(declared(peers, key)) == sorted(NAMES)
+                assert sorted(declared_streams(peers, key)) == sorted(NAMES)
             assert [sorted(names) for names in requested_streams(peers)] == [sorted(NAMES)]
             assert not any(task.done() for task in tasks)
             for peer in peers:
@@ -179,7 +179,9 @@ async def test_shared_connect_survives_cancelled_waiters(attempts: Counter[Role]
         held.answer()
         leave.set()
         await asyncio.gather(*tasks[1::2])
-        assert sorted(declared(fake.connections, Key.DECLARE_PUBLISHER)) == sorted(NAMES[1::2])
+        assert sorted(declared_streams(fake.connections, Key.DECLARE_PUBLISHER)) == sorted(
+            NAMES[1::2]
+        )
         assert attempts[Role.PUBLISH] == 1
 
 

@@ -69,7 +69,7 @@ def miss(loop: Loop, poll: BusyPoll) -> bool:
     return polled
 
 
-def hit(loop: Loop, poll: BusyPoll) -> bool:
+def send_and_confirm(loop: Loop, poll: BusyPoll) -> bool:
     """Send a frame that is confirmed in the next turn; true if the loop polled for it."""
     poll.on_sent()
     polled = poll.is_polling
@@ -232,20 +232,20 @@ def test_polls_again_when_the_first_poll_after_a_rest_misses(loop: Loop, poll: B
         pass
     while not miss(loop, poll):
         pass
-    assert all(hit(loop, poll) for _ in range(100))
+    assert all(send_and_confirm(loop, poll) for _ in range(100))
 
 
 def test_polls_again_when_one_poll_hits(loop: Loop, poll: BusyPoll) -> None:
     for _ in range(SCORE):
         miss(loop, poll)
-    while not hit(loop, poll):
+    while not send_and_confirm(loop, poll):
         pass
-    assert all(hit(loop, poll) for _ in range(100))
+    assert all(send_and_confirm(loop, poll) for _ in range(100))
 
 
 def test_polls_on_while_half_of_the_polls_hit(loop: Loop, poll: BusyPoll) -> None:
     for _ in range(100):
-        assert hit(loop, poll)
+        assert send_and_confirm(loop, poll)
         assert miss(loop, poll)
 
 

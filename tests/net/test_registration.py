@@ -786,7 +786,7 @@ TestWalk.settings = settings(
 )
 
 
-def drawn(table: Mapping[Any, Sequence[Any]]) -> str:
+def draw_table(table: Mapping[Any, Sequence[Any]]) -> str:
     """Return a table as the docstring shows it."""
     return ''.join(
         f'    {before.name} -> {", ".join(state.name for state in after)}\n'
@@ -798,7 +798,7 @@ def drawn(table: Mapping[Any, Sequence[Any]]) -> str:
 def test_docstring_shows_every_transition() -> None:
     text = sys.modules[Registration.__module__].__doc__ or ''
     shown = re.findall(r'::\n\n((?: {4}.*\n)+)', text)
-    assert shown == [drawn(TRANSITIONS), drawn(LIFE)]
+    assert shown == [draw_table(TRANSITIONS), draw_table(LIFE)]
 
 
 def test_transition_tables_list_every_state() -> None:

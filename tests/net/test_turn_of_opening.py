@@ -21,7 +21,7 @@ from tests.stream_wire import feed
 HANG = 30.0  # seconds; only a safeguard
 
 
-def ok(request: Frame) -> bytes:
+def ok_response(request: Frame) -> bytes:
     return frame(0x8000 | request.key, struct.pack('>IH', request.correlation_id, wire.OK))
 
 
@@ -33,7 +33,7 @@ async def test_move_in_the_turn_that_opens_the_publisher_is_an_outage() -> None:
         nonlocal declared
         declared += 1
         if declared == 1:
-            connection.send(commands.MetadataUpdate(6, 'test').encode() + ok(request))
+            connection.send(commands.MetadataUpdate(6, 'test').encode() + ok_response(request))
         else:  # for longer than connect_timeout
             connection.respond(request, code=6 if declared < 8 else wire.OK)
 
@@ -59,7 +59,7 @@ async def test_disconnect_in_the_turn_that_opens_the_publisher() -> None:
         task = asyncio.create_task(use(client))
         await until(lambda: bool(held), 'the publisher is declared')
         [connection] = pool_of(client)._connections[Role.PUBLISH]
-        feed(connection, ok(held[0]))
+        feed(connection, ok_response(held[0]))
         closing = asyncio.create_task(client.disconnect())
         close = frame(wire.CLOSE, struct.pack('>IH', 1, 1) + string('bye'))
         asyncio.get_running_loop().call_soon(feed, connection, close)

@@ -326,12 +326,12 @@ def test_page_contains_no_absolute_path(tmp_path: Path) -> None:
 # -- figures
 
 
-def drawn(text: str) -> list[ET.Element]:
+def figures_in(text: str) -> list[ET.Element]:
     return [ET.fromstring(svg) for svg in re.findall(r'(?s)<svg.*?</svg>', text)]
 
 
 def test_figures_have_a_name_and_numbers(tmp_path: Path) -> None:
-    overview, publish, *others = drawn(page(tmp_path))
+    overview, publish, *others = figures_in(page(tmp_path))
     for figure in (overview, publish, *others):
         assert figure.get('role') == 'img'
         assert figure.findtext('title')
@@ -345,7 +345,7 @@ def test_figures_have_a_name_and_numbers(tmp_path: Path) -> None:
 
 
 def test_figures_use_the_colours_of_the_page(tmp_path: Path) -> None:
-    for figure in drawn(page(tmp_path)):
+    for figure in figures_in(page(tmp_path)):
         colours = {element.get('stroke') for element in figure.iter() if element.get('stroke')}
         assert 'currentColor' in colours
         assert not colours & {'#000', '#fff', 'black', 'white'}

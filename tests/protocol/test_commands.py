@@ -317,7 +317,7 @@ def decode(data: bytes) -> commands.Request | commands.Response | commands.OneWa
     return message_frames.decode(key, version, Reader(data[4:], strict=True))
 
 
-def declared() -> set[Any]:
+def command_classes() -> set[Any]:
     return {
         item
         for item in [*vars(commands).values(), *vars(message_frames).values()]
@@ -329,7 +329,7 @@ def declared() -> set[Any]:
 
 def test_every_command_is_covered() -> None:
     assert {type(command) for command, _ in REQUESTS} | {type(item) for item, _ in ONE_WAY} == (
-        declared()
+        command_classes()
     )
     assert {command for command, *_ in RESPONSES} == {type(command) for command, _ in REQUESTS}
     assert {key & 0x7FFF for key, _ in commands.READERS} == set(KEYS)
@@ -531,7 +531,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     return st.none()
 
 
-@pytest.mark.parametrize('kind', sorted(declared(), key=str))
+@pytest.mark.parametrize('kind', sorted(command_classes(), key=str))
 @given(data=st.data())
 def test_random_values_round_trip(kind: Any, data: st.DataObject) -> None:
     made = kind(*(data.draw(values(item.type)) for item in dataclasses.fields(kind)))

@@ -41,7 +41,7 @@ async def memory() -> AsyncIterator[StreamBroker]:
     assert errors == []
 
 
-def declared(memory: StreamBroker) -> list[Any]:
+def clients_of(memory: StreamBroker) -> list[Any]:
     """The publishers and subscriptions of a broker."""
     streams = cluster_of(memory).streams()
     return [item for stream in streams for item in stream.clients]
@@ -72,7 +72,7 @@ async def interrupt(close: Close, turns: int) -> bool:
 
 
 async def forgotten(memory: StreamBroker) -> None:
-    await until(lambda: not declared(memory), 'the broker has forgotten every part', HANG)
+    await until(lambda: not clients_of(memory), 'the broker has forgotten every part', HANG)
 
 
 # -- subscriptions

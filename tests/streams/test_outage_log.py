@@ -19,6 +19,7 @@ from tests.brokers import until
 from tests.fake_broker import FakeBroker, FakeConnection, Frame, Step
 from tests.fake_stream import FakeStream
 from tests.inside import cluster_of, session_of
+from tests.sizes import sized
 from tests.streams.publish.test_publish_recovery import default
 from tests.streams.test_outage import lose, now, publishing_peers, subscribe
 
@@ -357,7 +358,7 @@ async def test_connection_that_is_lost_again_and_again(lines: Lines) -> None:
         peer.broker.default(peer, request)
         asyncio.get_running_loop().call_soon(peer.transport.close)
 
-    count = 3000
+    count = sized(1000, 3000)
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,

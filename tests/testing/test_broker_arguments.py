@@ -68,7 +68,7 @@ CREATED_AGAIN = [
 ]
 
 
-def given(argument: str, value: str | None) -> dict[str, str]:
+def arguments_of(argument: str, value: str | None) -> dict[str, str]:
     return {} if value is None else {argument: value}
 
 
@@ -89,8 +89,8 @@ async def test_creating_a_stream_again(broker: RabbitMQ) -> None:
     for argument, first, second, expected in CREATED_AGAIN:
         for one, other in ((first, second), (second, first)):
             names.append(f'test-{uuid4()}')
-            data = c.Create(names[-1], given(argument, one)).encode(1)
-            data += c.Create(names[-1], given(argument, other)).encode(2)
+            data = c.Create(names[-1], arguments_of(argument, one)).encode(1)
+            data += c.Create(names[-1], arguments_of(argument, other)).encode(2)
             codes = ' | '.join(f'0x01, {code}' for code in expected.split(' | '))
             conversations.append((f'{argument}: {one!r}, {other!r}', 'open', data, codes))
     await check_and_delete(broker.uri, check_conversations(broker.uri, conversations), names)

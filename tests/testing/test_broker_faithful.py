@@ -462,7 +462,7 @@ def comparable(item: Any) -> Any:
     return item.__dict__ if isinstance(item, Response) else item
 
 
-async def held(uri: str, stream: str, conversation: Conversation) -> list[Any]:
+async def run_conversation(uri: str, stream: str, conversation: Conversation) -> list[Any]:
     """Run a conversation, and return what the broker sent."""
     async with connect_and_open(uri) as client:
         made = conversation is not creating
@@ -483,8 +483,8 @@ async def test_same_conversation(broker: RabbitMQ, name: str) -> None:
         properties = await client.value(commands.PeerProperties({}))
     version: Any = '.'.join(properties['version'].split('.')[:2])
     async with StreamBroker(version=version) as memory:
-        found = await held(memory.uri, stream, conversation)
-    expected = await held(broker.uri, stream, conversation)
+        found = await run_conversation(memory.uri, stream, conversation)
+    expected = await run_conversation(broker.uri, stream, conversation)
     assert found == expected
     assert found
 

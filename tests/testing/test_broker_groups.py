@@ -361,7 +361,7 @@ CONVERSATIONS: dict[str, Callable[[FilledStream], Awaitable[None]]] = {
 }  # fmt: skip
 
 
-async def hold(uri: str, name: str) -> None:
+async def run_conversation(uri: str, name: str) -> None:
     partition = int(name.split('_')[1]) if name.startswith('partition') else None
     async with filled_stream(uri, partition) as found:
         await CONVERSATIONS[name](found)
@@ -371,9 +371,9 @@ async def hold(uri: str, name: str) -> None:
 @pytest.mark.parametrize('name', CONVERSATIONS)
 async def test_in_memory(name: str, version: Any) -> None:
     async with StreamBroker(version=version) as memory:
-        await hold(memory.uri, name)
+        await run_conversation(memory.uri, name)
 
 
 @pytest.mark.parametrize('name', CONVERSATIONS)
 async def test_on_rabbitmq(broker: RabbitMQ, name: str) -> None:
-    await hold(broker.uri, name)
+    await run_conversation(broker.uri, name)

@@ -4,7 +4,7 @@
 from PyInstaller.utils.hooks import collect_submodules
 
 LAYERS = ('rbfly.amqp', 'rbfly.net', 'rbfly.protocol', 'rbfly.streams')
-hiddenimports = ['rbfly._turn', 'rbfly.checks', 'rbfly.error', 'rbfly.types']
+hiddenimports = ['rbfly._cyutility', 'rbfly._turn', 'rbfly.checks', 'rbfly.error', 'rbfly.types']
 hiddenimports += [name for layer in LAYERS for name in collect_submodules(layer)]
 # of the standard library
 hiddenimports += [

@@ -104,10 +104,8 @@ cdef extern from *:
         return ((h << 23) | (h >> 41)) ^ word;
     }
 
-    #if defined(__GNUC__) || defined(__clang__)
-    __attribute__((noinline))
-    #endif
-    static PyObject *rbfly_cache_miss(PyObject **slot, const uint8_t *p, Py_ssize_t n) {
+    Py_NO_INLINE static PyObject *rbfly_cache_miss(
+            PyObject **slot, const uint8_t *p, Py_ssize_t n) {
         PyObject *s;
         if (!rbfly_is_ascii(p, n)) Py_RETURN_NONE;
         s = rbfly_ascii(p, n);
@@ -120,10 +118,7 @@ cdef extern from *:
     }
 
     /* The string for n <= RBFLY_CACHE_MAX bytes; None if they are not ASCII. */
-    #if defined(__GNUC__) || defined(__clang__)
-    __attribute__((always_inline))
-    #endif
-    static inline PyObject *rbfly_cached_ascii(const uint8_t *p, Py_ssize_t n) {
+    Py_ALWAYS_INLINE static inline PyObject *rbfly_cached_ascii(const uint8_t *p, Py_ssize_t n) {
         uint64_t h = (uint64_t)n, word;
         uint32_t half;
         Py_ssize_t i;

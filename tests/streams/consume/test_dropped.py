@@ -170,7 +170,8 @@ async def test_publisher_that_fails_to_open_keeps_nothing(how: str) -> None:
         opening = asyncio.ensure_future(client.publisher('test').__aenter__())
         asked = [wire.DECLARE_PUBLISHER]
         await until(
-            lambda: [*map(declared, fake.connections)][1:] == [asked], 'the publisher is declared'
+            lambda: [*map(declared_publishers, fake.connections)][1:] == [asked],
+            'the publisher is declared',
         )
         if how == 'cancelled':
             opening.cancel()
@@ -183,5 +184,5 @@ async def test_publisher_that_fails_to_open_keeps_nothing(how: str) -> None:
         assert cluster() is None
 
 
-def declared(peer: FakeConnection) -> list[int]:
+def declared_publishers(peer: FakeConnection) -> list[int]:
     return [key for key in peer.commands() if key == wire.DECLARE_PUBLISHER]

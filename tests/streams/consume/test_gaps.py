@@ -40,7 +40,7 @@ async def short(client: rbs.StreamsClient, stream_name: str) -> AsyncIterator[st
     yield stream_name
 
 
-def odd(ctx: rbs.MessageCtx) -> str:
+def odd_or_even(ctx: rbs.MessageCtx) -> str:
     body: Any = ctx.body
     return 'odd' if body[0] % 2 else 'even'
 
@@ -59,7 +59,7 @@ async def publish(
     :param removed: then go on until retention has removed this offset.
     :param values: first byte of the messages, in turn.
     """
-    async with client.publisher(stream, filter_extract=odd) as publisher:
+    async with client.publisher(stream, filter_extract=odd_or_even) as publisher:
         for i in itertools.count(1):
             await publisher.send(bytes([values[(i - 1) % len(values)]]) * SIZE)
             first = (await client.stream_stats(stream)).first_chunk_id
@@ -248,7 +248,7 @@ async def test_stored_offsets_are_no_gap(client: rbs.StreamsClient, stream: str)
 async def test_filtered_chunks_are_no_gap(client: rbs.StreamsClient, short: str) -> None:
     """The broker has skipped them, and retention removes them afterwards."""
     gaps = Gaps(client)
-    wanted = rbs.MessageFilter(odd, {'odd'})
+    wanted = rbs.MessageFilter(odd_or_even, {'odd'})
     async with client.subscribe(
         short, offset=rbs.Offset.FIRST, filter=wanted, on_gap='raise', timeout=HANG
     ) as messages:

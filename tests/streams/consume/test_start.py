@@ -65,7 +65,7 @@ def last(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.LAST, sum(item.chunk < messages[-1].chunk for item in messages)
 
 
-def next_(messages: list[Message]) -> tuple[rbs.Offset, int]:
+def from_next(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.NEXT, len(messages)
 
 
@@ -98,7 +98,7 @@ def default_next(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.reference('other', rbs.Offset.NEXT), len(messages)
 
 
-STARTS = (first, last, next_, within, after_last, past, between, future, stored, default_next)
+STARTS = (first, last, from_next, within, after_last, past, between, future, stored, default_next)
 
 
 def parity(ctx: rbs.MessageCtx) -> str:

@@ -52,7 +52,7 @@ async def fill(client: rbs.StreamsClient, stream: str) -> None:
         await publisher.send_many(range(COUNT))
 
 
-async def turns(n: int = 20) -> None:
+async def wait_turns(n: int = 20) -> None:
     for _ in range(n):
         await asyncio.sleep(0)
 
@@ -134,7 +134,7 @@ async def test_close_waits_until_the_program_has_finished_its_batch(
     await begun.wait()
     messages.stop()
     closing = [asyncio.create_task(messages.aclose()) for _ in range(2)]
-    await turns()
+    await wait_turns()
     assert not any(task.done() for task in closing)
     go_on.set()
     await asyncio.gather(working, *closing)
@@ -164,7 +164,7 @@ async def test_close_does_not_wait_for_a_task_that_will_not_ask(
     await begun.wait()
     messages.stop()
     closing = asyncio.create_task(messages.aclose())
-    await turns()
+    await wait_turns()
     assert not closing.done()
     if how == 'cancellation':
         working.cancel()
@@ -286,7 +286,7 @@ async def test_stopped_subscription_that_was_opening_delivers_nothing() -> None:
         messages.stop()
         peer, request = asked[0]
         peer.respond(request, code=0x13)  # NO_OFFSET
-        await turns(100)
+        await wait_turns(100)
         assert [item async for item in messages] == []
         assert not stream.readers
 
@@ -298,7 +298,7 @@ async def test_open_ends_when_the_subscription_stops() -> None:
     ):
         messages = subscribe(client, 'test')
         opening = asyncio.create_task(messages.open())
-        await turns()
+        await wait_turns()
         messages.stop()
         await opening
         assert [item async for item in messages] == []
@@ -383,7 +383,7 @@ async def test_cancelled_end_of_an_iteration_closes_the_subscription() -> None:
             assert await anext(messages) == b'0'
             messages.stop()
             ending = asyncio.create_task(anext(messages, None))
-            await turns(i)
+            await wait_turns(i)
             ending.cancel()
             await asyncio.wait([ending])
             await messages.aclose()

@@ -30,22 +30,22 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, 'STABLE', 0.0)
 
 
-def polls(stream: FakeStream) -> int:
+def count_polls(stream: FakeStream) -> int:
     return stream.reader.peer.commands().count(wire.STREAM_STATS)
 
 
-async def expired(messages: rbs.Subscription) -> None:
+async def wait_for_timer(messages: rbs.Subscription) -> None:
     """Wait until the timer has expired and is set again."""
     found = session_of(messages)._watchdog
     before = found.timer
     await until(lambda: found.timer is not before, 'the timer has expired')
 
 
-def far(timer: asyncio.TimerHandle) -> bool:
+def is_far_off(timer: asyncio.TimerHandle) -> bool:
     return timer.when() > asyncio.get_running_loop().time() + NEVER / 2
 
 
-async def ended(task: 'asyncio.Future[Any]') -> None:
+async def cancel_and_wait(task: 'asyncio.Future[Any]') -> None:
     task.cancel()
     await asyncio.wait([task])
 
@@ -122,9 +122,10 @@ async def test_idle_stream_causes_no_resubscription(offset: rbs.Offset) -> None:
     async with subscribe_to_fake(stream, offset=offset, on_gap='ignore') as messages:
         waiting = asyncio.ensure_future(read_on(messages))
         await until(
-            lambda: bool(stream.readers) and polls(stream) > 5, 'the client has polled repeatedly'
+            lambda: bool(stream.readers) and count_polls(stream) > 5,
+            'the client has polled repeatedly',
         )
-        await ended(waiting)
+        await cancel_and_wait(waiting)
     assert len(stream.readers) == 1
 
 
@@ -138,7 +139,8 @@ async def test_empty_stream_causes_no_resubscription() -> None:
     async with subscribe_to_fake(stream) as messages:
         waiting = asyncio.ensure_future(anext(messages))
         await until(
-            lambda: bool(stream.readers) and polls(stream) > 5, 'the client has polled repeatedly'
+            lambda: bool(stream.readers) and count_polls(stream) > 5,
+            'the client has polled repeatedly',
         )
         stream.append(b'0')
         assert await waiting == b'0'
@@ -155,10 +157,10 @@ async def test_each_chunk_causes_one_resubscription() -> None:
         )
         stream.ahead = 1
         await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
-        before = polls(stream)
-        await until(lambda: polls(stream) > before + 5, 'the client has polled repeatedly')
+        before = count_polls(stream)
+        await until(lambda: count_polls(stream) > before + 5, 'the client has polled repeatedly')
         assert len(stream.readers) == 2
-        await ended(waiting)
+        await cancel_and_wait(waiting)
 
 
 async def test_reported_chunk_has_time_to_arrive(
@@ -175,7 +177,8 @@ async def test_reported_chunk_has_time_to_arrive(
         stream.ahead = 1
         found = session_of(messages)._watchdog
         await until(
-            lambda: found.timer is not None and far(found.timer), 'the client has seen the report'
+            lambda: found.timer is not None and is_far_off(found.timer),
+            'the client has seen the report',
         )
         stream.append(b'2')
         assert await waiting == b'2'
@@ -204,7 +207,7 @@ async def test_polls_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> No
             await until(lambda: len(found) > 5, 'the client has polled repeatedly')
             assert found == sorted(found)
             assert set(found) == {0.01, 0.02, 0.04}
-            await ended(waiting)
+            await cancel_and_wait(waiting)
 
 
 async def test_filtered_subscriptions_and_old_brokers_are_not_polled() -> None:
@@ -215,7 +218,7 @@ async def test_filtered_subscriptions_and_old_brokers_are_not_polled() -> None:
             with pytest.raises(MessageTimeout):
                 await read_on(messages)
             assert session_of(messages)._watchdog.timer is None
-        assert polls(stream) == 0
+        assert count_polls(stream) == 0
 
 
 async def test_no_polls_while_no_task_waits() -> None:
@@ -223,15 +226,15 @@ async def test_no_polls_while_no_task_waits() -> None:
     async with subscribe_to_fake(stream) as messages:
         await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: polls(stream) > 0, 'the client has polled')
-        await ended(waiting)
-        await expired(messages)  # perhaps a request is in flight
+        await until(lambda: count_polls(stream) > 0, 'the client has polled')
+        await cancel_and_wait(waiting)
+        await wait_for_timer(messages)  # perhaps a request is in flight
         stream.reader.live = False
         stream.append(b'1')
-        before = polls(stream)
+        before = count_polls(stream)
         for _ in range(3):
-            await expired(messages)
-        assert polls(stream) == before
+            await wait_for_timer(messages)
+        assert count_polls(stream) == before
         assert await anext(messages) == b'1'
 
 
@@ -244,7 +247,7 @@ async def test_timer_ends_with_the_subscription(end: str, monkeypatch: pytest.Mo
         found = session_of(messages)._watchdog
         waiting = asyncio.ensure_future(read_on(messages))
         await until(lambda: found.timer is not None, 'the timer is set')
-        await ended(waiting)
+        await cancel_and_wait(waiting)
         timer = found.timer
         assert timer is not None
         if end == 'closed':
@@ -278,7 +281,7 @@ def test_event_loop_ends(
             await anext(messages)
         assert over or session_of(messages)._watchdog.timer is not None
         if over:
-            await expired(messages)
+            await wait_for_timer(messages)
 
     async def read_again() -> None:
         async with client, messages:

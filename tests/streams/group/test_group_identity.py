@@ -24,7 +24,7 @@ async def recreate(client: rbs.StreamsClient, stream: str, numbers: range) -> No
     await publish(client, stream, numbers)
 
 
-def hold(messages: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
+def hold_reconnect(messages: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
     """Let the member reconnect only after the returned function is called."""
     session = session_of(messages)
     prepare, go = session.prepare, asyncio.Event()
@@ -52,7 +52,7 @@ async def replace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Create the stream again while the member reconnects."""
-    release = hold(messages, monkeypatch)
+    release = hold_reconnect(messages, monkeypatch)
     cut(messages)
     await recreate(client, stream, numbers)
     await release()
@@ -103,7 +103,7 @@ async def test_member_that_stood_by_recognizes_the_stream(
         own.offsets[stream] = OLD
         async with clients().subscribe(stream, **options) as second:
             await second.open()
-            release = hold(second, monkeypatch)
+            release = hold_reconnect(second, monkeypatch)
             await first.aclose()
             cut(second)
             await recreate(client, stream, range(1000, 1000 + 2 * OLD))
@@ -133,7 +133,7 @@ async def test_member_that_handed_over_recognizes_the_stream(
             await publish(client, stream, range(10, OLD))
             assert await take(second, OLD - 10) == [*range(10, OLD)]
             own.offsets[stream] = OLD
-            release = hold(first, monkeypatch)
+            release = hold_reconnect(first, monkeypatch)
             cut(first)
             await second.aclose()
             await recreate(client, stream, range(1000, 1000 + 2 * OLD))

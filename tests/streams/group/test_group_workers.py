@@ -8,6 +8,7 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.sizes import sized
 from tests.super_streams import super_stream_of
 
 HANG = 60.0  # seconds; only a bug makes a test wait that long
@@ -106,7 +107,7 @@ async def test_workers_stopped_by_sigterm_lose_and_repeat_nothing(
             for _ in range(WORKERS):  # if they joined at the same time, one might get no partition
                 await start(name)
                 await workers[-1].read_more()
-            for i in range(2 * WORKERS):  # the last ones have replaced the first ones
+            for i in range(sized(WORKERS, 2 * WORKERS)):  # new ones replace the first ones
                 workers[i].process.terminate()
                 await start(name)
                 await workers[-1].read_more()

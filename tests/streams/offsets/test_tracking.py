@@ -465,7 +465,7 @@ async def test_write_offset_waits_for_the_broker_to_read() -> None:
         assert await client.read_offset('test', reference) == 39_999
 
 
-async def turns(n: int = 10) -> None:
+async def wait_turns(n: int = 10) -> None:
     for _ in range(n):
         await asyncio.sleep(0)
 
@@ -477,7 +477,7 @@ async def test_write_offset_waits_while_writing_is_paused() -> None:
         waiting = [
             asyncio.ensure_future(client.write_offset('test', REFERENCE, i)) for i in range(3)
         ]
-        await turns()
+        await wait_turns()
         assert not any(task.done() for task in waiting)
         waiting[1].cancel()
         await asyncio.wait(waiting[1:2])
@@ -492,7 +492,7 @@ async def test_write_offset_survives_a_lost_connection() -> None:
         connection = await client.get_protocol()
         connection.pause_writing()
         waiting = asyncio.ensure_future(client.write_offset('test', REFERENCE, 7))
-        await turns()
+        await wait_turns()
         connection.abort(StreamConnectionError('cut by the test'))
         await waiting
         await until(lambda: stored(fake) == [7], 'the offset is stored')
@@ -504,7 +504,7 @@ async def test_disconnect_during_write_offset() -> None:
         connection = await client.get_protocol()
         connection.pause_writing()
         waiting = asyncio.ensure_future(client.write_offset('test', REFERENCE, 7))
-        await turns()
+        await wait_turns()
         await client.disconnect()
         await asyncio.wait([waiting])
     # The call fails, or reconnects like any later call.

@@ -36,7 +36,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_LAST', 0.05)
 
 
-def through(proxy: Proxy, **options: Any) -> rbs.StreamsClient:
+def connect_through(proxy: Proxy, **options: Any) -> rbs.StreamsClient:
     return rbs.streams_client(proxy.uri, load_balancer=True, **options)
 
 
@@ -74,7 +74,7 @@ async def test_message_given_up_in_an_outage_is_not_stored(
     proxy: Proxy, client: rbs.StreamsClient, stream: str, name: str | None, how: str
 ) -> None:
     async with (
-        through(proxy) as own,
+        connect_through(proxy) as own,
         own.publisher(stream, name=name, amqp=False) as publisher,
     ):
         await publisher.send(b'before')
@@ -98,7 +98,7 @@ async def test_service_answers_503_only_for_orders_that_are_not_stored(
     """After a 503, the customer orders again: no order is stored twice."""
     orders = [b'order %d' % i for i in range(50)]
 
-    async with through(proxy) as own, own.publisher(stream, amqp=False) as publisher:
+    async with connect_through(proxy) as own, own.publisher(stream, amqp=False) as publisher:
 
         async def order(body: bytes, patience: float) -> int:
             try:
@@ -123,7 +123,7 @@ async def test_service_answers_503_only_for_orders_that_are_not_stored(
 
 async def test_withdrawn_message_frees_its_place(proxy: Proxy, stream: str) -> None:
     async with (
-        through(proxy) as own,
+        connect_through(proxy) as own,
         own.publisher(stream, max_unconfirmed=2) as publisher,
     ):
         await lose(proxy, publisher)
@@ -144,7 +144,7 @@ async def test_withdrawn_message_frees_its_place(proxy: Proxy, stream: str) -> N
 async def test_ten_thousand_timeouts_at_once(
     proxy: Proxy, client: rbs.StreamsClient, stream: str
 ) -> None:
-    async with through(proxy) as own, own.publisher(stream, amqp=False) as publisher:
+    async with connect_through(proxy) as own, own.publisher(stream, amqp=False) as publisher:
         await lose(proxy, publisher)
         tasks = [
             asyncio.create_task(publisher.send(b'%d' % i, timeout=0.5 if i % 10 else None))
@@ -166,7 +166,7 @@ async def test_other_messages_are_not_withdrawn(
     cls: type[Any] = rbs.PublisherBatchFast if how == 'batch' else rbs.Publisher
     size = 5 if how == 'sub-entries' else None
     async with (
-        through(proxy) as own,
+        connect_through(proxy) as own,
         own.publisher(stream, cls=cls, sub_entry_size=size, amqp=False) as publisher,
     ):
         await lose(proxy, publisher)
@@ -220,7 +220,7 @@ async def test_only_a_named_publisher_resends_a_message_given_up_in_flight(
     proxy: Proxy, client: rbs.StreamsClient, stream: str, name: str | None, how: str
 ) -> None:
     async with (
-        through(proxy) as own,
+        connect_through(proxy) as own,
         own.publisher(stream, name=name, amqp=False) as publisher,
     ):
         await publisher.send(b'before')
@@ -250,7 +250,7 @@ async def test_context_sent_again_waits_for_the_same_confirm(
     proxy: Proxy, client: rbs.StreamsClient, stream: str, name: str | None
 ) -> None:
     async with (
-        through(proxy) as own,
+        connect_through(proxy) as own,
         own.publisher(stream, name=name, amqp=False) as publisher,
     ):
         await publisher.send(explicit(1, b'one'))
@@ -280,7 +280,7 @@ async def test_context_is_joined_although_the_window_is_full(
     proxy: Proxy, client: rbs.StreamsClient, stream: str
 ) -> None:
     async with (
-        through(proxy) as own,
+        connect_through(proxy) as own,
         own.publisher(stream, max_unconfirmed=1, amqp=False) as publisher,
     ):
         await lose(proxy, publisher)
@@ -315,7 +315,7 @@ async def test_withdrawn_id_may_be_used_again(
     proxy: Proxy, client: rbs.StreamsClient, stream: str, name: str | None
 ) -> None:
     async with (
-        through(proxy) as own,
+        connect_through(proxy) as own,
         own.publisher(stream, name=name, amqp=False) as publisher,
     ):
         await lose(proxy, publisher)
@@ -339,7 +339,7 @@ async def test_shutdown_in_an_outage_does_not_wait_for_messages_given_up(
 ) -> None:
     async with (
         asyncio.timeout(30),
-        through(proxy, close_timeout=3600) as own,
+        connect_through(proxy, close_timeout=3600) as own,
         own.publisher(stream, name=name) as publisher,
     ):
         proxy.stall()
@@ -418,7 +418,7 @@ async def test_close_raises_no_failure_that_a_call_has_raised(how: str) -> None:
 
 
 async def test_errors_say_what_became_of_the_message(proxy: Proxy, stream: str) -> None:
-    async with through(proxy, reconnect_timeout=0.3) as own:
+    async with connect_through(proxy, reconnect_timeout=0.3) as own:
         context = own.publisher(stream)
         publisher = await context.__aenter__()
         body: Any = object()

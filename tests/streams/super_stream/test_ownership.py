@@ -182,25 +182,25 @@ def test_every_stateful_public_class_is_covered() -> None:
 # -- use from other loops, threads and processes
 
 
-async def use(call: Call, owned: Any) -> None:
+async def call_and_await(call: Call, owned: Any) -> None:
     result = call(owned)
     if isinstance(result, Awaitable):
         await result
 
 
-def run(call: Call, owned: Any, run_loop: Callable[[Any], object] = asyncio.run) -> str:
+def call_in_loop(call: Call, owned: Any, run_loop: Callable[[Any], object] = asyncio.run) -> str:
     """Call in a new event loop, or the one that `run_loop` runs, and return the error."""
     try:
-        run_loop(use(call, owned))
+        run_loop(call_and_await(call, owned))
     except BaseException as ex:
         return repr(ex)
     return 'no error'
 
 
-def drive(call: Call, owned: Any) -> str:
+def call_without_loop(call: Call, owned: Any) -> str:
     """Call without an event loop, and return the error."""
     try:
-        use(call, owned).send(None)
+        call_and_await(call, owned).send(None)
     except BaseException as ex:
         return repr(ex)
     return 'no error'
@@ -232,10 +232,10 @@ def in_child(function: Callable[..., str], *args: Any) -> str:
 
 
 INSIDE: dict[str, Callable[[Call, Any], str]] = {
-    'event loop of another thread': lambda *args: in_thread(run, *args),
-    'thread without an event loop': lambda *args: in_thread(drive, *args),
-    'event loop of a forked child': lambda *args: in_child(run, *args),
-    'forked child': lambda *args: in_child(drive, *args),
+    'event loop of another thread': lambda *args: in_thread(call_in_loop, *args),
+    'thread without an event loop': lambda *args: in_thread(call_without_loop, *args),
+    'event loop of a forked child': lambda *args: in_child(call_in_loop, *args),
+    'forked child': lambda *args: in_child(call_without_loop, *args),
 }
 NEXT_LOOP = 'next event loop'
 SAME_LOOP = 'same event loop in a forked child'
@@ -352,10 +352,10 @@ def test_method_refuses_other_loops_threads_and_processes(
     try:
         if user == NEXT_LOOP:
             before = state(client, owned)
-            found = run(call, owned)
+            found = call_in_loop(call, owned)
         elif user == SAME_LOOP:
             before = state(client, owned)
-            found = in_child(run, call, owned, loop.run_until_complete)
+            found = in_child(call_in_loop, call, owned, loop.run_until_complete)
         else:
             found, before = loop.run_until_complete(inside(owned))
         assert found.startswith(EventLoopError.__name__)

@@ -38,12 +38,12 @@ Call = Callable[[], None]
 BODIES = ['a1', 'b1', 'a2']
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     pass
 
 
 async def drop(
-    client: rbs.StreamsClient, name: str, bodies: list[str], opened: Call = nothing
+    client: rbs.StreamsClient, name: str, bodies: list[str], opened: Call = do_nothing
 ) -> None:
     publisher = await client.super_stream(name).publisher(route=by_key)
     opened()
@@ -54,7 +54,7 @@ async def drop(
 
 
 async def cancel(
-    client: rbs.StreamsClient, name: str, bodies: list[str], opened: Call = nothing
+    client: rbs.StreamsClient, name: str, bodies: list[str], opened: Call = do_nothing
 ) -> None:
     queued = asyncio.Event()
 

@@ -23,6 +23,7 @@ from ...error import (
 from .._waiting import TURN, is_foreign, let_others_run
 from ..types import MessageCtx
 from ._confirm import ConfirmGroup
+from ._core import PublisherCore
 from .confirmation import of_iterator, of_message, publish_error
 from .session import PublisherSession
 
@@ -40,7 +41,8 @@ class Destination(ABC):
     """Where the messages of one call of `send_many` go: a stream, or the partitions of one.
 
     :param session: session of the publisher, or of the first partition.
-    :param stream: what errors name; None if those of each partition name it.
+    :param core: of the stream, whose window must have capacity before a message is taken; None for
+        partitions: that of a message is not known before, and errors of each name it.
     :ivar groups: the messages that each session has taken.
     :ivar skipped: indexes of messages that entered no window.
     :ivar partial: the same, of those that entered only some of their windows.
@@ -49,9 +51,9 @@ class Destination(ABC):
     skipped: Sequence[int] = ()
     partial: Sequence[int] = ()
 
-    def __init__(self, session: PublisherSession, stream: str | None) -> None:
+    def __init__(self, session: PublisherSession, core: PublisherCore | None) -> None:
         self.session = session
-        self.stream = stream
+        self.core = core
         self.groups: dict[PublisherSession, ConfirmGroup] = {}
         self.turn: Turn = Turn(TURN)
         self._has_waited = False  # other tasks have run since `ready`
@@ -100,11 +102,6 @@ class Destination(ABC):
         for session, group in self.groups.items():
             session.receiving.pop(group, None)
 
-    @property
-    def is_full(self) -> bool:
-        """True if there must be capacity before the next of them is taken, and is not."""
-        return False
-
     @abstractmethod
     def take(self, message: Message) -> bool:
         """Take one of them; return True if `place` must put it into windows."""
@@ -149,7 +146,8 @@ class SendManyCall:
             return progress.taken
         set_fields(error, progress=progress)
         if isinstance(error, RbFlyError):
-            error.stream = error.stream or self._destination.stream
+            if self._destination.core is not None:
+                error.stream = error.stream or self._session.stream
             if progress.unknown:
                 error.outcome = 'unknown'
             elif not isinstance(error, PublishError):
@@ -317,19 +315,21 @@ class SendManyCall:
         An earlier message that fails ends the wait for the next one; its group has the error.
         """
         session, destination = self._session, self._destination
-        capacity, take = session.core.capacity, destination.take
+        core, take = destination.core, destination.take
         stop = asyncio.timeout(None)
         destination.receive(stop)
         try:
             async with stop:
                 while True:
-                    if destination.is_full:
+                    if core is not None and (
+                        core.capacity.waiting or not core.has_capacity(1) or not core.accepts
+                    ):
                         await session.wait_capacity()
                         session.check()
                         # Other tasks may use the capacity while the iterator waits.  Its message
                         # then exceeds `max_unconfirmed` by one, and stays queued.
-                        if capacity.waiting:
-                            session.core.loop.call_soon(capacity.grant)
+                        if core.capacity.waiting:
+                            core.loop.call_soon(core.capacity.grant)
                     if stop.when() is not None:
                         break
                     try:
@@ -373,7 +373,7 @@ class StreamDestination(Destination):
     """The stream of a publisher, whose messages are one group."""
 
     def __init__(self, session: PublisherSession) -> None:
-        super().__init__(session, session.stream)
+        super().__init__(session, session.core)
         self._core = session.core
         self._group = self.groups[session] = ConfirmGroup()
 
@@ -432,11 +432,6 @@ class StreamDestination(Destination):
     def receive(self, stop: asyncio.Timeout) -> None:
         self.session.receiving[self._group] = stop
         self._core.watch()
-
-    @property
-    def is_full(self) -> bool:
-        core = self._core
-        return bool(core.capacity.waiting or not core.has_capacity(1) or not core.accepts)
 
     def take(self, message: Message) -> bool:
         core, group = self._core, self._group
