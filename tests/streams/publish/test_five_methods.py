@@ -258,6 +258,8 @@ class Walk:
                 self.proxy.cut_after(self.source.randrange(1, 3000), direction)
 
     async def run(self) -> None:
+        # The calls may end before the first random cut; they all write more than this.
+        self.proxy.cut_after(self.source.randrange(1, 1000), 'up')
         cutting = asyncio.create_task(self.cut())
         try:
             await asyncio.gather(*map(self.work, range(TASKS)))
