@@ -302,6 +302,37 @@ async def test_shorter_stream_is_another_one(
         assert found == [*range(1000, 1000 + new), END]
 
 
+async def test_a_silent_broker_does_not_move_the_start(
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that delivers nothing does not say that the stream ends before the time."""
+    resolved = asyncio.Event()
+
+    async def start_before(*args: Any) -> Any:
+        try:
+            return await counting.start_before(*args)
+        finally:
+            resolved.set()
+
+    monkeypatch.setattr(consuming, 'start_before', start_before)
+    memory.create_stream('orders')
+    for i in range(3):
+        memory.publish('orders', i)
+    memory.silence()
+    start = rbs.Offset.timestamp(0)
+    async with (
+        rbs.streams_client(memory.uri) as client,
+        client.subscribe('orders', offset=start, timeout=HANG) as messages,
+    ):
+        waiting = asyncio.create_task(messages.__anext__())
+        memory.cut()
+        async with asyncio.timeout(HANG):
+            await resolved.wait()
+        memory.publish('orders', 3)
+        memory.heal()
+        assert [await waiting, *[await anext(messages) for _ in range(3)]] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize('offset', FROM_END)
 async def test_lagging_replica_is_the_same_stream(
     offset: rbs.Offset, monkeypatch: pytest.MonkeyPatch

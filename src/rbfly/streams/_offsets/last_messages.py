@@ -67,10 +67,12 @@ async def start_before(cluster: Cluster, stream: str, offset: Offset, end: int) 
         raise StreamConnectionError(f'the leader of stream {stream!r} is not ready')
     chunk = await chunk_at(cluster, stream, Offset.LAST)
     if isinstance(offset.value, int | float):
-        if chunk is None or chunk.timestamp < round(offset.value * 1000):
+        if chunk is None:  # no messages, or the broker delivers nothing at the moment
+            return offset
+        if chunk.timestamp < round(offset.value * 1000):
             return None
         chunk = await chunk_at(cluster, stream, offset)
-        return None if chunk is None or chunk.offset > end else offset
+        return None if chunk is not None and chunk.offset > end else offset
     back = 0
     while chunk is not None and chunk.offset > end:  # look ever farther before the end
         if end - back <= (first or 0):
