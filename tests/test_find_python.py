@@ -32,7 +32,12 @@ def run(programs: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    'place', ['', '.pyenv/versions/3.12.1/bin', 'checkout/build/python3.12/bin']
+    'place',
+    [
+        '',
+        '.pyenv/versions/3.12.1/bin',
+        'checkout/build/wheels/cache/python3.12-x86_64/prefix/bin',
+    ],
 )
 def test_python_of_the_system_is_found(programs: Path, place: str) -> None:
     path = programs / place / 'python3.12'

@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
-import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,18 +23,18 @@ CACHE = ROOT / 'build' / 'wheels' / 'cache'
 # Debian releases, and what Debian calls a processor
 SUITES = {'3.11': 'bookworm', '3.13': 'trixie', '3.14': 'forky', '3.15': 'forky'}
 ARCHES = {'x86_64': 'amd64', 'aarch64': 'arm64'}
-MIRROR = os.environ.get('RBFLY_DEBIAN_MIRROR') or 'http://deb.debian.org/debian'
 KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 
 JAVACPP_PYTHON = '3.12'
-JAVACPP = 'https://repo1.maven.org/maven2/org/bytedeco/cpython/3.12.1-1.5.10/'
+JAVACPP = 'org.bytedeco:cpython:3.12.1-1.5.10:jar'
+# what JavaCPP calls a processor, and the SHA-256 of the archive
 JARS = {
     'x86_64': (
-        'cpython-3.12.1-1.5.10-linux-x86_64.jar',
+        'linux-x86_64',
         'a135fcf4dc01adebf7ea439252276fc3196db80f7e0dd3da0b61f1ec489b68bd',
     ),
     'aarch64': (
-        'cpython-3.12.1-1.5.10-linux-arm64.jar',
+        'linux-arm64',
         '4876e6a9eb45c4e2faf7c9f9ef8cb9f16a462c45c3440d4c2e15e6acc8f4e0df',
     ),
 }
@@ -54,6 +54,21 @@ def making(folder: Path) -> Iterator[Path | None]:
         temporary.mkdir()
         yield temporary
         temporary.rename(folder)
+
+
+def run(command: Sequence[object], folder: Path) -> str:
+    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f'{command}: {done.stdout}{done.stderr}')
+    return done.stdout
+
+
+def mirror() -> str:
+    """The address of Debian's packages that this system uses."""
+    if chosen := os.environ.get('RBFLY_DEBIAN_MIRROR'):
+        return chosen
+    targets = ['apt-get', 'indextargets', '--format', '$(REPO_URI)', 'Created-By: Packages']
+    return run(targets, ROOT).split()[0]
 
 
 def headers(python: str, arch: str) -> Path:
@@ -79,7 +94,7 @@ def debian_package(folder: Path, package: str, suite: str, arch: str) -> None:
     apt = folder / 'apt'
     for name in ('etc/preferences.d', 'state/lists/partial', 'cache/archives/partial'):
         (apt / name).mkdir(parents=True)
-    (apt / 'sources').write_text(f'deb [signed-by={KEYRING}] {MIRROR} {suite} main\n')
+    (apt / 'sources').write_text(f'deb [signed-by={KEYRING}] {mirror()} {suite} main\n')
     (apt / 'state/status').touch()
     settings = {
         'Dir::Etc': apt / 'etc',
@@ -94,9 +109,7 @@ def debian_package(folder: Path, package: str, suite: str, arch: str) -> None:
     }
     command = ['apt-get', '-q', *(f'-o{name}={value}' for name, value in settings.items())]
     for words in (['update'], ['download', package]):
-        done = subprocess.run([*command, *words], cwd=apt, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f'apt-get {" ".join(words)} of {suite}: {done.stdout}{done.stderr}')
+        run([*command, *words], apt)
     (file,) = apt.glob('*.deb')
     subprocess.run(['dpkg-deb', '-x', file, folder], check=True)
     shutil.rmtree(apt)
@@ -105,15 +118,16 @@ def debian_package(folder: Path, package: str, suite: str, arch: str) -> None:
 def javacpp_python(arch: str) -> Path:
     """The prefix of a Python 3.12 with its standard library and headers."""
     folder = CACHE / f'python3.12-{arch}'
-    name, digest = JARS[arch]
+    system, digest = JARS[arch]
     with making(folder) as new:
         if new:
-            jar = new / name
-            with urllib.request.urlopen(JAVACPP + name, timeout=300) as answer:
-                jar.write_bytes(answer.read())
+            run([ROOT / 'tools' / 'system-packages', 'maven'], ROOT)
+            copy = f'-Dartifact={JAVACPP}:{system}', f'-DoutputDirectory={new}'
+            run(['mvn', '--batch-mode', '--quiet', 'dependency:copy', *copy], new)
+            (jar,) = new.glob('*.jar')
             found = hashlib.sha256(jar.read_bytes()).hexdigest()
             if found != digest:
-                raise RuntimeError(f'{name}: SHA-256 is {found}, not {digest}')
+                raise RuntimeError(f'{jar.name}: SHA-256 is {found}, not {digest}')
             with zipfile.ZipFile(jar) as archive:
                 archive.extractall(new)
             jar.unlink()
@@ -121,4 +135,12 @@ def javacpp_python(arch: str) -> Path:
             prefix.rename(new / 'prefix')
             for program in (new / 'prefix/bin').iterdir():
                 program.chmod(0o755)
+            for library in (new / 'prefix').glob('libffi.so.*'):  # where ctypes looks for it
+                (new / 'prefix/lib/python3.12/lib-dynload' / library.name).symlink_to(
+                    f'../../../{library.name}'
+                )
     return folder / 'prefix'
+
+
+if __name__ == '__main__':
+    print(javacpp_python(platform.machine()))

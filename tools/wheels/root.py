@@ -21,7 +21,7 @@ from brokers.inside import HOST_FILES
 from brokers.install import ensure_programs, suite_script
 from brokers.state import Progress, cache_folder
 
-from .fetch import ARCHES, JAVACPP_PYTHON, MIRROR, SUITES, javacpp_python, making
+from .fetch import ARCHES, JAVACPP_PYTHON, SUITES, javacpp_python, making, mirror
 
 # The Debian releases where each Python is tested; javacpp's runs on all of them.
 TESTED_ON = {python: [suite] for python, suite in SUITES.items()} | {
@@ -140,7 +140,7 @@ class Root:
             packages += ['gcc', 'libc6-dev', *(f'{python}-dev' for python in pythons)]
         options = ['--foreign', '--variant=minbase', f'--arch={ARCHES[self.arch]}']
         options.append(f'--include={",".join(packages)}')
-        source = [self.suite, str(folder), MIRROR, str(suite_script(self.suite))]
+        source = [self.suite, str(folder), mirror(), str(suite_script(self.suite))]
         command = [*sandbox.UNSHARE, 'debootstrap', *options, *source]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
