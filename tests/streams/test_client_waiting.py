@@ -134,9 +134,9 @@ Close = Callable[[rbs.StreamsClient], Awaitable[None]]
 async def test_client_can_be_used_again_after_it_is_closed(
     client: rbs.StreamsClient, name: str
 ) -> None:
-    await client.ping()
+    await client.ping(None)
     for _ in range(2):
         await getattr(client, name)()
         assert not client.connected
-    await client.ping()
+    await client.ping(None)
     assert client.connected

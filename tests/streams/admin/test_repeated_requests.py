@@ -92,7 +92,7 @@ async def test_peer_that_closes_every_connection_ends_a_call(was_connected: bool
         rbs.streams_client(fake.uri, **limits) as client,
     ):
         if was_connected:
-            await client.ping()
+            await client.ping(None)
         begin = now()
         with pytest.raises(rbs.ConnectTimeout) as caught:
             await READ(client, 's')
@@ -105,7 +105,7 @@ async def test_peer_that_closes_every_connection_ends_a_call(was_connected: bool
 @own_clock
 async def test_call_without_a_limit_is_repeated_with_growing_delays() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
-        await client.ping()
+        await client.ping(None)
         fake.handlers[wire.QUERY_OFFSET] = RESETTING
         reading = asyncio.ensure_future(READ(client, 's'))
         await asyncio.sleep(1000)
@@ -199,7 +199,7 @@ async def test_call_of_a_super_stream_is_repeated_after_a_cut(
 ) -> None:
     call, expected = SUPER_CALLS[name]
     async with rbs.streams_client(proxy.uri, load_balancer=True) as own:
-        await own.ping()
+        await own.ping(None)
         for _ in range(3):
             proxy.cut_after(rng.randint(1, 100), direction)
             assert await call(own, super_stream) == expected

@@ -218,7 +218,7 @@ async def test_cancelled_while_it_opens(kind: str, options: dict[str, Any]) -> N
             assert registered(client) == 0
             with pytest.raises(rbs.SubscriptionClosed):
                 await messages.open()
-            await client.ping()
+            await client.ping(None)
             await until(lambda: not declared(), 'the broker has forgotten it', HANG)
         assert turns > 5
 

@@ -156,7 +156,7 @@ async def test_hook_waits_for_the_message_in_hand(
     async with join(client, stream, group, note) as messages:
         assert await take(messages, 5) == [*range(5)]
         session_of(messages)._member._on_update(100, False)
-        await client.ping()
+        await client.ping(None)
         order.append('asks')
         waiting = asyncio.create_task(anext(messages))
         await until(lambda: len(order) == 2, 'the hook is called')
