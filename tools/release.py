@@ -1,4 +1,4 @@
-"""Check that a tag can be released: `python tools/release.py v1.0.0` prints what is missing."""
+"""Print what a tag still needs before its release: `python tools/release.py v1.0.0`."""
 
 import re
 import sys

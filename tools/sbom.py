@@ -1,4 +1,4 @@
-"""The CycloneDX document of a wheel (PEP 770): what is compiled into its extension modules.
+"""Write the CycloneDX document of a wheel (PEP 770), which lists the code in its extension modules.
 
 The same source always gives the same document; the time is that of SOURCE_DATE_EPOCH, or left out.
 `python tools/sbom.py WHEEL...` prints the components that the documents of wheels list.

@@ -38,7 +38,7 @@ __all__ = [
 
 LANES = {lane.name: lane for lane in (Lane(use, KINDS[kind]) for use in USES for kind in use.kinds)}
 
-# How to install what is missing.
+# Commands that install the missing packages.
 INSTALL = "pip install '.[uvloop]' in the checkout"
 PEERS = 'pip install --group perf in the checkout'
 
