@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .sandbox import UNSHARE
-from .state import BrokerError, Progress, cache_folder, locked, remove, run_shown
+from .state import BrokerError, Progress, cache_folder, making, run_shown
 
 # RabbitMQ versions and the Debian releases that package them
 SUITES = {'4.0': 'trixie', '4.3': 'forky'}
@@ -130,13 +130,10 @@ def rabbitmq_root(version: str, progress: Progress) -> Path:
     if root.is_dir():
         ensure_programs(TO_ENTER, progress)
         return root
-    with locked('install-rabbitmq', progress):
-        if root.is_dir():  # another process has finished first
+    with making(root, progress, 'install-rabbitmq') as temporary:
+        if temporary is None:
             return root
         ensure_programs(TO_INSTALL, progress)
-        temporary = root.with_name(root.name + '.new')
-        remove(temporary)
-        temporary.mkdir(parents=True)
         temporary.chmod(0o755)
         command = [
             *UNSHARE,
@@ -151,7 +148,6 @@ def rabbitmq_root(version: str, progress: Progress) -> Path:
         with progress.step(f'installing RabbitMQ {version} (debootstrap {suite}, once)'):
             run_shown(command, progress)
             prepare_root(temporary)
-            temporary.rename(root)
     return root
 
 
@@ -223,13 +219,10 @@ def kafka_jars(progress: Progress) -> Path:
     jars = cache_folder() / KAFKA_FOLDER
     if jars.is_dir():
         return jars
-    with locked('install-kafka', progress):
-        if jars.is_dir():
+    with making(jars, progress, 'install-kafka') as temporary:
+        if temporary is None:
             return jars
         ensure_programs({'mvn': 'maven'}, progress)
-        temporary = jars.with_name(jars.name + '.new')
-        remove(temporary)
-        temporary.mkdir(parents=True)
         (temporary / 'pom.xml').write_text(KAFKA_POM)
         with progress.step(f'fetching Kafka {KAFKA_VERSION} (Maven, once)'):
             run_shown(
@@ -246,5 +239,4 @@ def kafka_jars(progress: Progress) -> Path:
             )
             if not list(temporary.glob(f'kafka_2.13-{KAFKA_VERSION}.jar')):
                 raise BrokerError('Maven succeeded but did not download the Kafka jars')
-            temporary.rename(jars)
     return jars

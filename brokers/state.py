@@ -62,6 +62,25 @@ def locked(name: str, progress: Progress | None = None) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def making(
+    folder: Path, progress: Progress | None = None, lock: str | None = None
+) -> Iterator[Path | None]:
+    """Give a new folder that is renamed to `folder` when it is complete; None if that exists.
+
+    :param lock: what other commands wait for; by default the name of the folder.
+    """
+    with locked(lock or f'make-{folder.name}', progress):
+        if folder.is_dir():  # another process has finished first
+            yield None
+            return
+        temporary = folder.with_name(f'{folder.name}.new')
+        remove(temporary)
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(folder)
+
+
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write the state file of an instance atomically."""
     temporary = folder / 'state.new'

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
+from brokers.state import making
 from tests.examples import PROJECT
 from tools.wheels import __main__ as command_line
-from tools.wheels import archives, fetch
+from tools.wheels import archives
 from tools.wheels.check import Failed, Result, table
 from tools.wheels.root import TESTED_ON, Root
 from tools.wheels.target import PYTHONS, Target, target_of, targets
@@ -101,15 +102,15 @@ def test_options_select_targets() -> None:
 
 def test_interrupted_download_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / 'headers'
-    with suppress(EOFError), fetch.making(folder) as new:
+    with suppress(EOFError), making(folder) as new:
         assert new
         (new / 'half').touch()
         raise EOFError
     assert not folder.exists()
-    with fetch.making(folder) as new:
+    with making(folder) as new:
         assert new
         assert not [*new.iterdir()]
-    with fetch.making(folder) as again:
+    with making(folder) as again:
         assert again is None
 
 

@@ -64,7 +64,7 @@ def test(arguments: argparse.Namespace) -> None:
 
 
 def everything(arguments: argparse.Namespace) -> None:
-    """Build what is selected twice, and test it."""
+    """Build the selected wheels twice, compare the bytes, and test the wheels."""
     files = build(arguments)
     reproduce(arguments)
     test(argparse.Namespace(files=files, here=False, quick=False))

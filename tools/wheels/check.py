@@ -1,5 +1,4 @@
-"""
-Install a wheel where there is no compiler, time that, and run the tests with it.
+"""Install a wheel where there is no compiler, time that, and run the tests with it.
 
 That is a root filesystem of Debian, or an environment of the running Python. The sdist is installed
 where there is a compiler.
@@ -14,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 import venv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from pathlib import Path
 
 from brokers.state import Progress
 from tests.examples import examples
+from tools.requirements import required
 
 from .fetch import ROOT
 from .root import TESTED_ON, WITH_COMPILER, Root
@@ -40,13 +39,15 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What was seen of a wheel."""
+    """The result of testing a wheel in one environment.
+
+    :ivar seconds: of `pip install` and the program of README.md.
+    """
 
     wheel: Path
     place: str
     tests: str
     seconds: str
-    """Of `pip install` and the program of README.md."""
 
     def row(self) -> str:
         size = f'{self.wheel.stat().st_size / 1e6:.2f} MB'
@@ -153,16 +154,9 @@ def processor_seconds() -> float:
     return times.children_user + times.children_system
 
 
-def requirements() -> list[str]:
-    """What the tests need, as pyproject.toml states it."""
-    groups: dict[str, list[str]]
-    groups = tomllib.loads((ROOT / 'pyproject.toml').read_text())['dependency-groups']
-    return groups['wheel']
-
-
 def run_tests(place: InRoot, python: str) -> str:
     """Run the tests; return what pytest says of them."""
-    place.succeed(python, *PIP, '--only-binary', ':all:', *requirements(), **place.pip)
+    place.succeed(python, *PIP, '--only-binary', ':all:', *required(['wheel']), **place.pip)
     if place.emulated:
         settings = ['--rootdir=/checkout', '-c', '/checkout/pyproject.toml']
         paths = [f'/checkout/{file}' for file in EMULATED_TESTS]

@@ -1,5 +1,4 @@
-"""
-Build the wheel of a target in an unpacked sdist, which is the current folder.
+"""Build the wheel of a target in an unpacked sdist, which is the current folder.
 
 The compiler of the `ziglang` package makes extension modules for any platform. What they are, and
 their flags, comes from setup.py, whose commands this file extends.

@@ -1,5 +1,4 @@
-"""
-Python's headers, and the Python that no Debian release has.
+"""Fetch Python's headers, and the Python that no Debian release has.
 
 apt downloads the packages of any processor into a folder of its own, and checks their signatures.
 Python 3.12 comes from Maven Central, where JavaCPP publishes it for programs in Java.
@@ -7,16 +6,16 @@ Python 3.12 comes from Maven Central, where JavaCPP publishes it for programs in
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+
+from brokers.state import making
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / 'build' / 'wheels' / 'cache'
@@ -40,23 +39,8 @@ JARS = {
 }
 
 
-@contextmanager
-def making(folder: Path) -> Iterator[Path | None]:
-    """Give a new folder that gets this name when it is complete; None if it exists."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(f'{folder}.lock', 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            yield None
-            return
-        temporary = folder.with_name(folder.name + '.new')
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        yield temporary
-        temporary.rename(folder)
-
-
-def run(command: Sequence[object], folder: Path) -> str:
+def run(command: Sequence[object], folder: Path = ROOT) -> str:
+    """Return the output of a program; raise it if the program fails."""
     done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f'{command}: {done.stdout}{done.stderr}')
@@ -68,7 +52,7 @@ def mirror() -> str:
     if chosen := os.environ.get('RBFLY_DEBIAN_MIRROR'):
         return chosen
     targets = ['apt-get', 'indextargets', '--format', '$(REPO_URI)', 'Created-By: Packages']
-    return run(targets, ROOT).split()[0]
+    return run(targets).split()[0]
 
 
 def headers(python: str, arch: str) -> Path:
@@ -111,7 +95,7 @@ def debian_package(folder: Path, package: str, suite: str, arch: str) -> None:
     for words in (['update'], ['download', package]):
         run([*command, *words], apt)
     (file,) = apt.glob('*.deb')
-    subprocess.run(['dpkg-deb', '-x', file, folder], check=True)
+    run(['dpkg-deb', '-x', file, folder])
     shutil.rmtree(apt)
 
 
@@ -121,7 +105,7 @@ def javacpp_python(arch: str) -> Path:
     system, digest = JARS[arch]
     with making(folder) as new:
         if new:
-            run([ROOT / 'tools' / 'system-packages', 'maven'], ROOT)
+            run([ROOT / 'tools' / 'system-packages', 'maven'])
             copy = f'-Dartifact={JAVACPP}:{system}', f'-DoutputDirectory={new}'
             run(['mvn', '--batch-mode', '--quiet', 'dependency:copy', *copy], new)
             (jar,) = new.glob('*.jar')

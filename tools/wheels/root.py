@@ -1,5 +1,4 @@
-"""
-Root filesystems of Debian that hold Python and pip, and no compiler.
+"""Root filesystems of Debian that hold Python and pip, and no compiler.
 
 They are made once, in the cache folder of the brokers. Commands see the host's network and pip
 settings. Commands for another processor run under qemu, which cannot start further processes, since
@@ -19,9 +18,9 @@ from pathlib import Path
 from brokers import sandbox
 from brokers.inside import HOST_FILES
 from brokers.install import ensure_programs, suite_script
-from brokers.state import Progress, cache_folder
+from brokers.state import Progress, cache_folder, making
 
-from .fetch import ARCHES, JAVACPP_PYTHON, SUITES, javacpp_python, making, mirror
+from .fetch import ARCHES, JAVACPP_PYTHON, SUITES, javacpp_python, mirror, run
 
 # The Debian releases where each Python is tested; javacpp's runs on all of them.
 TESTED_ON = {python: [suite] for python, suite in SUITES.items()} | {
@@ -87,7 +86,7 @@ class Root:
         ensure_programs({'debootstrap': 'debootstrap', 'unshare': 'util-linux'}, progress)
         if self.emulated:
             ensure_programs({f'qemu-{self.arch}-static': 'qemu-user-static'}, progress)
-        with making(self.folder) as new:
+        with making(self.folder, progress) as new:
             if new:
                 with progress.step(f'making a root filesystem of Debian {self.suite}, {self.arch}'):
                     self.debootstrap(new)
@@ -141,12 +140,9 @@ class Root:
         options = ['--foreign', '--variant=minbase', f'--arch={ARCHES[self.arch]}']
         options.append(f'--include={",".join(packages)}')
         source = [self.suite, str(folder), mirror(), str(suite_script(self.suite))]
-        command = [*sandbox.UNSHARE, 'debootstrap', *options, *source]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f'{" ".join(command)}\n{done.stdout[-5000:]}{done.stderr}')
+        run([*sandbox.UNSHARE, 'debootstrap', *options, *source])
         for package in (folder / 'var/cache/apt/archives').glob('*.deb'):
-            subprocess.run(['dpkg-deb', '-x', package, folder], check=True)
+            run(['dpkg-deb', '-x', package, folder])
             package.unlink()
         if (folder / 'proc').is_symlink():
             (folder / 'proc').unlink()
