@@ -66,9 +66,8 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         self._held = HeldMessages(info, router, self._routes, self._partitions)
         self._errors: list[Exception] = []  # of closing, until a call raises them
         self._closed: asyncio.Event | None = None  # set when closing has ended
-        self._sending: asyncio.Task[None] | None = (
-            None  # sends held messages after the program's last call
-        )
+        # Sends held messages after the program's last call.
+        self._sending: asyncio.Task[None] | None = None
 
     @property
     def next_publish_id(self) -> int:

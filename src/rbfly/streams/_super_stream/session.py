@@ -199,9 +199,8 @@ class MergedSession:
             self._timer = None
         if self._loop is not loop:  # the client has moved to another event loop
             self._loop, self._listing, self._pace = loop, None, None
-            self.turns.drained.update(
-                self._by_cursor.keys() - set(self._unopened)
-            )  # open them again
+            # Open them again.
+            self.turns.drained.update(self._by_cursor.keys() - set(self._unopened))
         if self._listing is None:
             query = partial(query_partitions, self._cluster, self.stream)
             listing = retried(self._cluster, self.stream, query)
