@@ -26,6 +26,7 @@ __all__ = [
     'CompressionError',
     'ConfirmTimeout',
     'ConnectTimeout',
+    'CredentialsError',
     'EventLoopError',
     'FrameError',
     'MessageContextError',
@@ -464,6 +465,13 @@ class ChunkError(SubscriptionError):
 
 class CompressionError(RbFlyError, ImportError):
     """A compression algorithm needs a library that is not installed."""
+
+
+class CredentialsError(StreamConnectionError):
+    """The function passed as `credentials` failed, or what it returned has expired.
+
+    The client asks again at the next try.  `__cause__` is what the function raised.
+    """
 
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):

@@ -10,7 +10,8 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 from rbfly.net.handshake import connect
-from rbfly.net.uri import Address, AuthMechanism, parse_uri
+from rbfly.net.login import AuthMechanism, Credentials
+from rbfly.net.uri import Address, parse_uri
 from rbfly.protocol._engine import Counters
 from rbfly.protocol.commands import Metadata, NodeAddress, StreamMetadata
 from tests import fake_broker as wire
@@ -62,13 +63,15 @@ async def test_traceback_with_local_variables_shows_no_password(
         client = rbs.streams_client(fake.uri.replace('guest:guest', f'user:{SECRET}'))
         settings = cluster_of(client).settings
         with pytest.raises(RbFlyError) as caught:
-            await connect(settings.infos[0], '127.0.0.1', settings, lambda step: None, Counters())
+            await connect(
+                settings.endpoints[0], '127.0.0.1', settings, lambda step: None, Counters()
+            )
         if step > Step.SASL_HANDSHAKE:
             assert users(fake)[0] == f'\0user\0{SECRET}'.encode()
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     text = ''.join(shown.format())
-    assert 'info = ConnectionInfo(' in text
-    assert "'/', 'user')" in text
+    assert 'endpoint = Endpoint(' in text
+    assert "login=Login(Credentials('user'))" in text
     assert SECRET not in text
     assert SECRET not in caplog.text
 
@@ -86,11 +89,13 @@ def test_no_text_of_a_cluster_shows_the_password() -> None:
 def test_credentials_authenticate() -> None:
     info = parse_uri(f'rabbitmq-stream://user:{SECRET}@localhost/v')
     assert info.virtual_host == 'v'
-    plain = info.authenticate(AuthMechanism.PLAIN)
+    credentials = Credentials(info.username, info.password)
+    plain = credentials.request(AuthMechanism.PLAIN)
     assert plain.data == f'\0user\0{SECRET}'.encode()
-    assert SECRET not in repr(info) + str(info) + repr(plain)
-    external = info.authenticate(AuthMechanism.EXTERNAL)
-    assert (external.mechanism, external.data) == ('EXTERNAL', b'')
+    assert SECRET not in repr(info) + str(info) + repr(plain) + repr(credentials)
+    for mechanism in (AuthMechanism.EXTERNAL, AuthMechanism.ANONYMOUS):
+        request = credentials.request(mechanism)
+        assert (request.mechanism, request.data) == (mechanism.value, b'')
 
 
 # -- addresses

@@ -57,6 +57,8 @@ class Cluster:
         self._dialer = Dialer(settings, self.counters, [self.closing, self.idle_closing])
         self._pool = Pool(settings, self._dialer, self.observers)
         self._locator = Locator(self._pool)
+        for endpoint in settings.endpoints:
+            endpoint.login.report_to(self.observers.notify)
         self.busy_poll: float = 0.0
         if settings.busy_poll:
             from .busy_poll import poll_limit
@@ -127,7 +129,7 @@ class Cluster:
             self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
         if limit is None:
             limit = self._dialer.limit
-        where = ', '.join(map(str, self.settings.infos))
+        where = ', '.join(map(str, self.settings.endpoints))
         limit = None if limit == inf else limit
         on_wait = on_wait or self._on_call_waiting
         return Deadline(limit, where, self.generation, self.refusal, on_wait)

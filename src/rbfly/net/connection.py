@@ -274,6 +274,13 @@ class Connection(Engine, asyncio.BufferedProtocol):
             with suppress(OSError, TypeError):  # TypeError: uvloop has closed it
                 socket.shutdown(SHUT_RDWR)  # asyncio leaves it open: the broker would not notice
 
+    def on_renewal_refused(self, error: StreamConnectionError) -> None:
+        """End the connection: the broker refused its new credentials."""
+        if self._observers is not None and self._role is not None:
+            address, role = self.address, self._role
+            self._observers.notify(Observer.on_renewal_refused, address, role, error)
+        self.abort(error)
+
     def abort_soon(self) -> None:
         """End the connection in the next turn of its event loop; from any thread."""
         self._loop.call_soon_threadsafe(self.abort)

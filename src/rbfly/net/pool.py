@@ -45,7 +45,7 @@ class Pool:
         if left:
             for connection in left:
                 connection.abort_soon()
-            where = ', '.join(str(info) for info in self._settings.infos)
+            where = ', '.join(str(info) for info in self._settings.endpoints)
             text = f'unclosed client of {where}: use `async with`, or await `close`'
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 

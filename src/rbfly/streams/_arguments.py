@@ -8,7 +8,8 @@ from typing import Any
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError, URIError
 from ..later import datetime
-from ..net.uri import AuthMechanism, ConnectionInfo, Settings
+from ..net.login import AuthMechanism
+from ..net.uri import Settings
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from ..protocol.const import ResponseCode
@@ -25,9 +26,7 @@ FRAME_MIN = 512
 
 def check_settings(settings: Settings) -> Settings:
     """Check the settings of a client, and return them."""
-    for info in settings.infos:
-        check_type('connection_info', info, ConnectionInfo)
-    if len({info.scheme for info in settings.infos}) > 1:
+    if len({item.scheme for item in settings.endpoints}) > 1:
         raise URIError('the URIs of a client must all use TLS, or all use no TLS')
     check_type('auth_mechanism', settings.auth_mechanism, AuthMechanism)
     check_type('connection_name', settings.connection_name, str)

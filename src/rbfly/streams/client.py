@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
@@ -13,8 +13,9 @@ from ..error import ArgumentError, ArgumentTypeError, StreamConnectionError
 from ..later import Later, datetime
 from ..net.cluster import Cluster
 from ..net.connection import Connection
+from ..net.login import AuthMechanism, Credentials
 from ..net.outage_log import OutageLog
-from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
+from ..net.uri import ConnectionInfo, Endpoint, Settings, endpoint, parse_uri
 from ..net.waiting import can_wait
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
@@ -23,6 +24,7 @@ from ._arguments import check_settings
 from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
+    from ..net import credentials as credentials_module
     from . import events as events_module
     from ._consume import options, subscription
     from ._group import handover
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ._publish import opening
     from ._super_stream import client as super_client
 else:  # a program pays only for what it uses
+    credentials_module = Later('rbfly.net.credentials')
     events_module = Later('rbfly.streams.events')
     handover = Later('rbfly.streams._group.handover')
     opening = Later('rbfly.streams._publish.opening')
@@ -56,6 +59,7 @@ def streams_client(
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
     busy_poll: float | None = None,
+    credentials: Callable[[], Awaitable[Credentials]] | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -93,6 +97,11 @@ def streams_client(
         a publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms
         arrive earlier, for more processor time; see :ref:`busy-polling`.  None to sleep.  It needs
         two processors: with fewer, the client logs a warning and does not poll.
+    :param credentials: an async function without arguments that returns the current
+        :class:`Credentials`, for example an OAuth 2 token; it replaces the user and password of the
+        URIs.  The client awaits it at each connect, and, if they expire, after 80 % of their time:
+        then it authenticates all open connections again.  If the function fails, the client asks
+        again, after growing delays.  See :ref:`tokens`.
     :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` was passed with the
         scheme without TLS.
     :raises TypeError: an argument has the wrong type.
@@ -109,7 +118,7 @@ def streams_client(
         raise ArgumentError('uri must contain the URI of at least one broker')
     return StreamsClient(
         Settings(
-            [parse_uri(item, ssl) for item in uris],
+            endpoints([parse_uri(item, ssl) for item in uris], credentials),
             AuthMechanism.PLAIN if auth_mechanism is None else auth_mechanism,
             '' if connection_name is None else connection_name,
             connect_timeout,
@@ -122,6 +131,29 @@ def streams_client(
             busy_poll,
         )
     )
+
+
+def endpoints(
+    infos: Iterable[ConnectionInfo], provider: Callable[[], Awaitable[Credentials]] | None = None
+) -> list[Endpoint]:
+    """Return where a client connects.
+
+    :param provider: what replaces the users and passwords of `infos`.
+    """
+    login = None
+    if provider is not None:
+        if not callable(provider):
+            raise ArgumentTypeError(
+                'credentials must be an async function that returns Credentials, not'
+                f' {type(provider).__name__}'
+            )
+        login = credentials_module.ProvidedLogin(provider)
+    check_type('connection_info', infos, Iterable)
+    found = []
+    for info in infos:
+        check_type('connection_info', info, ConnectionInfo)
+        found.append(endpoint(info, login))
+    return found
 
 
 class StreamsClient(ClientBase):
@@ -140,20 +172,19 @@ class StreamsClient(ClientBase):
         connection_info: ConnectionInfo | Sequence[ConnectionInfo] | Settings,
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
     ) -> None:
-        if isinstance(connection_info, ConnectionInfo):
-            connection_info = [connection_info]
-        if not isinstance(connection_info, Settings):
-            check_type('connection_info', connection_info, ConnectionInfo, Iterable)
-            connection_info = Settings(tuple(connection_info), auth_mechanism)
-        self._cluster = Cluster(check_settings(connection_info))
-        self._cluster.observers.add(OutageLog(connection_info.log_prefix))
+        settings = connection_info
+        if not isinstance(settings, Settings):
+            infos = [settings] if isinstance(settings, ConnectionInfo) else settings
+            settings = Settings(endpoints(infos), auth_mechanism)
+        self._cluster = Cluster(check_settings(settings))
+        self._cluster.observers.add(OutageLog(settings.log_prefix))
         self._members = WeakSet()
         self._users = 0
         self._windows = WeakSet()
         self._names = WeakValueDictionary()
 
     def __repr__(self) -> str:
-        return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.infos)}>'
+        return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.endpoints)}>'
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ArgumentTypeError(

@@ -43,6 +43,7 @@ class Cluster:
     sessions: dict[Wire, None] = field(default_factory=dict)  # with an open virtual host
     groups: dict[Key, Group] = field(default_factory=dict)  # with members
     consumer_update_timeout: float | None = 60.0  # seconds
+    credential_lifetime: float | None = None  # seconds
     loop: asyncio.AbstractEventLoop | None = None  # None while the broker does not run
     published: int = 0  # number of messages stored in streams that were deleted
     # Called when a stream has stored something.

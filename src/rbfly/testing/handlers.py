@@ -56,7 +56,8 @@ class Connection(Session):
 
     def do_sasl_authenticate(self, command: commands.SaslAuthenticate) -> None:
         again = self.state == 'open'
-        self.after_response = self.close
+        if not again or self.cluster.version != '4.0':
+            self.after_response = self.close
         if again and command.mechanism != self.mechanism:
             raise Refused(ResponseCode.SASL_CANNOT_CHANGE_MECHANISM)
         code = self.faults.authentication
@@ -67,6 +68,7 @@ class Connection(Session):
             raise Refused(ResponseCode.SASL_CANNOT_CHANGE_USERNAME)
         self.user, self.mechanism = user, command.mechanism
         self.after_response = None
+        self.restart_expiry(self.cluster.credential_lifetime)
         if not again:
             self.enter('authenticated')
 

@@ -81,7 +81,7 @@ class ManagementMethods:
 
     def _check_names(self, *streams: str) -> None:
         """Check the names of streams to create."""
-        vhosts = [info.virtual_host for info in self._cluster.settings.infos]
+        vhosts = [info.virtual_host for info in self._cluster.settings.endpoints]
         for stream in streams:
             check_stream(stream)
             check_folder(stream, vhosts)
