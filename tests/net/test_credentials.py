@@ -1,8 +1,11 @@
 """Which user connects, to which address; the password is shown nowhere."""
 
 import asyncio
+import gc
 import logging
+import pickle
 import traceback
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from rbfly.net.login import AuthMechanism, Credentials
 from rbfly.net.uri import Address, parse_uri
 from rbfly.protocol._engine import Counters
 from rbfly.protocol.commands import Metadata, NodeAddress, StreamMetadata
+from rbfly.testing import StreamBroker
 from tests import fake_broker as wire
 from tests.fake_broker import CLOSING, GARBAGE, FakeBroker, Frame, Handler, Step, refuse
 from tests.fake_broker import FakeConnection as Peer
@@ -98,6 +102,15 @@ def test_credentials_authenticate() -> None:
         assert (request.mechanism, request.data) == (mechanism.value, b'')
 
 
+def test_connection_info_compares_and_pickles_without_the_password() -> None:
+    info, other = (parse_uri(f'rabbitmq-stream://user:{name}@localhost/v') for name in 'ab')
+    assert info == other
+    assert hash(info) == hash(other)
+    copy = pickle.loads(pickle.dumps(info))
+    assert (copy, copy.password) == (info, '')
+    assert parse_uri('rabbitmq-stream://other:a@localhost/v') != info
+
+
 # -- addresses
 
 
@@ -151,3 +164,32 @@ async def test_advertised_node_gets_the_credentials_of_the_uri() -> None:
                 await publisher.send('x')
         assert users(leader) == [b'\0user\0pass']
         assert vhosts(leader) == ['vhost']
+
+
+async def test_one_object_of_a_connected_client_holds_the_password() -> None:
+    """Whoever inspects a client finds the password in its credentials only."""
+    holders, seen = [], set[int]()
+    with StreamBroker(users={'user': SECRET}) as broker:  # in another event loop
+        broker.create_stream('orders')
+        async with (
+            rbs.streams_client(broker.uri) as client,
+            client.publisher('orders') as publisher,
+        ):
+            await publisher.send('x')
+            left: list[Any] = [client]
+            while left:
+                item = left.pop()
+                if id(item) in seen or isinstance(item, ModuleType | type | FunctionType):
+                    continue
+                seen.add(id(item))
+                found = gc.get_referents(item)
+                if any(has_secret(value) for value in found):
+                    holders.append(item)
+                left += found
+    assert [type(item) for item in holders] == [Credentials]
+
+
+def has_secret(value: object) -> bool:
+    if isinstance(value, str):
+        return SECRET in value
+    return isinstance(value, bytes | bytearray) and SECRET.encode() in value
