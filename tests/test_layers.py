@@ -52,7 +52,7 @@ LAYERS = {
         ['uri'],
         ['observer', 'requests'],
         ['connection', 'retry'],
-        ['credentials', 'handshake', 'single_flight'],
+        ['credentials', 'handshake', 'moving', 'single_flight'],
         ['dialer'],
         ['pool'],
         ['locator'],

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.connection import IDS
 from rbfly.net.observer import Life, Observer, Role, State
 from rbfly.net.pool import Pool
 from rbfly.protocol.const import Key, ResponseCode
@@ -24,6 +23,7 @@ pytestmark = pytest.mark.own_clock
 
 MANY = 300  # more than a connection has ids
 NAMES = [f's{i}' for i in range(MANY)]
+IDS = 256  # on a connection
 CONNECTIONS = 2 * -(-MANY // IDS)  # publishing, and consuming
 DECLARED = (Key.DECLARE_PUBLISHER, Key.SUBSCRIBE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from ..checks import check_integer, check_type
 from ..error import (
     AuthenticationError,
     ConnectTimeout,
@@ -14,6 +15,7 @@ from ..error import (
     StreamConnectionError,
     TLSError,
     add_text,
+    of_callback,
     without_frames,
 )
 from ..protocol._engine import Counters
@@ -37,6 +39,7 @@ class Dialer:
     :param closing: what limits a close; it has its full time again when a broker answers.
     :ivar last_error: the last error of any connection.
     :ivar refusal: why the broker refused the last connect for good.
+    :ivar server_properties: those of the node that the client last connected to.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Dialer:
         self._established = False
         self.last_error: RbFlyError | None = None
         self.refusal: Refusal = Refusal()
+        self.server_properties: dict[str, str] = {}
 
     @property
     def limit(self) -> float | None:
@@ -94,9 +98,25 @@ class Dialer:
         known = sorted(infos, key=lambda info: self._failed.get(info, 0.0))
         if node is None or self._settings.load_balancer:
             return known, []
-        advertised = at(node, known)
+        advertised = at(self._resolved(node), known)
         own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
         return own, [info for info in known if info not in own]
+
+    def _resolved(self, node: NodeAddress) -> NodeAddress:
+        """Return where a node that advertises an address can be reached.
+
+        :raises Exception: the program's function has failed.
+        """
+        resolve = self._settings.resolve
+        if resolve is None:
+            return node
+        try:
+            host, port = resolve(node.host, node.port)
+            check_type('the host that `resolve` returns', host, str)
+            check_integer('the port that `resolve` returns', port, 1, 0xFFFF)
+        except Exception as ex:
+            raise of_callback(ex, f'`resolve` for {node}') from None
+        return NodeAddress(host, port)
 
     def is_reachable(self, node: NodeAddress) -> bool:
         """False if no address of the node has worked recently."""
@@ -180,6 +200,7 @@ class Dialer:
         self._on_error(None, progress)
         self.refusal.clear()
         self._established = True
+        self.server_properties = connection.server_properties
         for closing in self._closing:
             closing.restore()
         self._failed.pop(info, None)

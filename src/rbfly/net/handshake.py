@@ -48,11 +48,11 @@ async def connect(
     on_step('connecting')
     try:
         _, connection = await loop.create_connection(
-            lambda: Connection(address, settings.request_timeout, counters, settings.log_prefix),
+            lambda: Connection(address, settings, counters),
             host,
             address.port,
             ssl=address.ssl,
-            server_hostname=address.host if address.ssl else None,
+            server_hostname=(settings.server_hostname or address.host) if address.ssl else None,
         )
     except (ssl_module.SSLError, ssl_module.CertificateError) as ex:
         raise TLSError(f'{address}: {ex}') from ex
@@ -85,7 +85,9 @@ async def handshake(
     # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
     enter(FIRST_STEP)
     name, mechanism = settings.connection_name, settings.auth_mechanism
-    properties = PROPERTIES | ({'connection_name': name} if name else {})
+    properties = {**PROPERTIES, **settings.client_properties}
+    if name:
+        properties['connection_name'] = name
     server = await connection.request(commands.PeerProperties(properties))
     enter('negotiating the SASL mechanism')
     offered = await connection.request(commands.SaslHandshake())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -14,6 +14,8 @@ from ..protocol.commands import NodeAddress, Tune
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
 from ..record import Record, replace, restore
 from .login import AuthMechanism, Credentials, Login
+
+Resolve = Callable[[str, int], tuple[str, int]]
 
 
 class Scheme(Enum):
@@ -129,6 +131,12 @@ class Settings(Record):
     request_timeout: float | None = 10.0
     close_timeout: float | None = 10.0
     busy_poll: float | None = None
+    server_hostname: str | None = None
+    resolve: Resolve | None = None
+    backoff: tuple[()] | tuple[float, float] = ()
+    publishers_per_connection: int = 256
+    subscriptions_per_connection: int = 256
+    client_properties: Mapping[str, str] = {}
 
     @property
     def tune(self) -> Tune:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
@@ -60,6 +60,12 @@ def streams_client(
     close_timeout: float | None = 10.0,
     busy_poll: float | None = None,
     credentials: Callable[[], Awaitable[Credentials]] | None = None,
+    server_hostname: str | None = None,
+    resolve: Callable[[str, int], tuple[str, int]] | None = None,
+    backoff: tuple[float, float] | None = None,
+    publishers_per_connection: int = 256,
+    subscriptions_per_connection: int = 256,
+    client_properties: Mapping[str, str] | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -102,8 +108,20 @@ def streams_client(
         URIs.  The client awaits it at each connect, and, if they expire, after 80 % of their time:
         then it authenticates all open connections again.  If the function fails, the client asks
         again, after growing delays.  See :ref:`tokens`.
-    :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` was passed with the
-        scheme without TLS.
+    :param server_hostname: name in the brokers' certificates, and in the TLS handshake (SNI); None
+        for the host of the address that the client connects to.
+    :param resolve: a function from the host and port that a node advertises to those at which this
+        program reaches it, for example through NAT or out of Kubernetes; None for the same ones.
+        See :ref:`addresses`.
+    :param backoff: seconds before the second try of whatever failed, and the longest time between
+        two tries: each delay is twice as long as the one before, minus up to half of it at random.
+        None for `(0.1, 30.0)`.
+    :param publishers_per_connection: how many publishers share a connection to a node, at most 256.
+    :param subscriptions_per_connection: the same for subscriptions.
+    :param client_properties: further properties that the broker shows for the connections, for
+        example in its management UI, at most 4096 bytes; None for none.
+    :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` or
+        `server_hostname` was passed with the scheme without TLS.
     :raises TypeError: an argument has the wrong type.
     :raises ValueError: an argument is out of range.
     """
@@ -129,6 +147,12 @@ def streams_client(
             request_timeout,
             close_timeout,
             busy_poll,
+            server_hostname,
+            resolve,
+            () if backoff is None else backoff,
+            publishers_per_connection,
+            subscriptions_per_connection,
+            {} if client_properties is None else client_properties,
         )
     )
 
@@ -199,6 +223,12 @@ class StreamsClient(ClientBase):
         """True if a connection is open, even if its broker does not answer; see `ping`."""
         return self._cluster.connected
 
+    @property
+    def server_properties(self) -> dict[str, str]:
+        """What the node that the client last connected to reports about itself, for example its
+        `version`; empty before the first connect."""
+        return dict(self._cluster.server_properties)
+
     async def ping(self, timeout: float | None = 5.0) -> float:
         """Check that a broker answers: send one request, wait for its response, and return the
         seconds that it took.
@@ -242,6 +272,18 @@ class StreamsClient(ClientBase):
         if not wait_connected and not self.connected:
             raise StreamConnectionError('the client is not connected')
         return await self._cluster.locator()
+
+    async def reconnect(self) -> None:
+        """Replace all open connections, one after another, for example before a node is stopped.
+
+        The publishers and subscriptions of a connection move to a new one; the method waits for
+        them before it goes on with the next connection.  Publishers await their confirms before,
+        for up to 5 seconds, so that they resend nothing.  A member of a consumer group gives up
+        the streams that it receives.
+
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        await self._cluster.reconnect()
 
     async def close(self) -> None:
         """Close all connections, if there are any.  The client can be used again.

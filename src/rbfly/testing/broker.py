@@ -148,6 +148,23 @@ class StreamBroker(FaultMethods):
         """Number of open connections."""
         return self._call(lambda: len(self._cluster.sessions))
 
+    def advertise(self, *hosts: str) -> None:
+        """Set the host that each node advertises, for example a name that clients cannot resolve.
+
+        :param hosts: one for each node, in their order.
+        """
+        nodes = self._cluster.nodes
+        if len(hosts) != len(nodes):
+            raise ArgumentError(f'there are {len(nodes)} nodes, not {len(hosts)}')
+        for host in hosts:
+            check_type('hosts', host, str)
+
+        def advertise() -> None:
+            for node, host in zip(nodes, hosts, strict=True):
+                node.advertised = host
+
+        self._call(advertise)
+
     def set_password(self, user: str, password: str | None) -> None:
         """Change the password of a user, or add one; None removes the user.
 

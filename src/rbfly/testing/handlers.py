@@ -115,7 +115,8 @@ class Connection(Session):
         self.start_heartbeats(self.tune.heartbeat)
         cluster.sessions[self] = None
         cluster.emit(f'{self} opened {command.vhost!r} as {self.user!r}')
-        return {'advertised_host': self.node.host, 'advertised_port': str(self.node.port)}
+        address = self.node.address
+        return {'advertised_host': address.host, 'advertised_port': str(address.port)}
 
     def do_exchange_command_versions(
         self, command: commands.ExchangeCommandVersions
