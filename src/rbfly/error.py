@@ -288,7 +288,8 @@ class AuthenticationError(ProtocolError):
 
 
 class VirtualHostError(ProtocolError):
-    """The virtual host does not exist, or the user has no access to it (code 0x0c)."""
+    """The virtual host does not exist, the user has no access to it, or a limit of connections of
+    the node, the virtual host or the user is reached (code 0x0c)."""
 
 
 class PublishErrorInfo(NamedTuple):

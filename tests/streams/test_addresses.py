@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import ssl
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -250,3 +251,90 @@ async def test_cancelled_reconnect_lets_publishers_continue() -> None:
             await publisher.send(2)
             assert connection_of(publisher) is before
         assert broker.messages('orders') == [1, 2]
+
+
+# -- nodes that refuse
+
+
+async def test_first_connect_to_a_full_node_fails_at_once() -> None:
+    async with (
+        StreamBroker(max_connections=1) as broker,
+        rbs.streams_client(broker.uri) as first,
+    ):
+        await first.ping()
+        other = rbs.streams_client(broker.uri)
+        with pytest.raises(rbs.VirtualHostError, match='a limit of connections is reached'):
+            await other.create_stream('x')
+        await other.close()
+
+
+async def test_publisher_waits_for_a_full_node() -> None:
+    """Others take the connection while the publisher has none."""
+    async with StreamBroker(max_connections=2) as broker:
+        broker.create_stream('orders')
+        client = rbs.streams_client(broker.uri, backoff=(0.01, 0.05))
+        async with client, client.publisher('orders', wait=True) as publisher:
+            await publisher.send(1)
+            found = client.events()
+            others = [rbs.streams_client(broker.uri) for _ in range(2)]
+            broker.cut()
+            await asyncio.gather(*(other.ping() for other in others))
+            sending = asyncio.create_task(publisher.send(2))
+            async with asyncio.timeout(20):
+                async for event in found:
+                    if isinstance(event, rbs.RecoveryScheduled) and '0x0c' in str(event.error):
+                        break
+            assert not sending.done()
+            for other in others:
+                await other.close()
+            await sending
+        assert broker.messages('orders') == [1, 2]
+
+
+async def test_certificate_that_expires_while_connected() -> None:
+    authority = trustme.CA()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert('127.0.0.1').configure_cert(server)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    async with StreamBroker(ssl=server) as broker:
+        broker.create_stream('orders')
+        async with rbs.streams_client(broker.uri, ssl=context) as client:
+            publisher = await client.publisher('orders')
+            await publisher.send(1)
+            past = datetime(2020, 1, 1, tzinfo=UTC)
+            expired = authority.issue_cert(
+                '127.0.0.1', not_before=past, not_after=past + timedelta(days=1)
+            )
+            expired.configure_cert(server)
+            await publisher.send(2)  # the connection stays
+            broker.cut()
+            with pytest.raises(rbs.TLSError, match='certificate has expired'):
+                await publisher.send(3)
+            authority.issue_cert('127.0.0.1').configure_cert(server)
+            await publisher.send(4)  # the next use connects again
+            await publisher.close()
+        assert broker.messages('orders') == [1, 2, 4]
+
+
+# -- the offset of the first message
+
+
+@pytest.mark.parametrize(('version', 'first'), [('4.4', 1000), ('4.3', 0)])
+async def test_initial_offset_of_a_stream(version: Any, first: int) -> None:
+    async with (
+        StreamBroker(version=version) as broker,
+        rbs.streams_client(broker.uri) as client,
+    ):
+        await client.create_stream('orders', initial_offset=1000)
+        await client.create_stream('orders', initial_offset=1000)
+        async with client.publisher('orders') as publisher:
+            await publisher.send_many(range(3))
+        async with client.subscribe('orders', offset=rbs.Offset.FIRST) as messages:
+            found = [await anext(messages.messages()) for _ in range(3)]
+        assert [item.stream_offset for item in found] == [first, first + 1, first + 2]
+        async with client.subscribe('orders', offset=rbs.Offset.offset(1001)) as messages:
+            body = await anext(messages) if first else None
+        assert body == (1 if first else None)
+        with pytest.raises(ValueError, match='initial_offset'):
+            await client.create_stream('x', initial_offset=-1)

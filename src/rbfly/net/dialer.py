@@ -14,6 +14,7 @@ from ..error import (
     RbFlyError,
     StreamConnectionError,
     TLSError,
+    VirtualHostError,
     add_text,
     of_callback,
     without_frames,
@@ -178,8 +179,9 @@ class Dialer:
             return None
         except ProtocolError as ex:
             self.refusal.set(ex, progress.step)
-            renews = self._established and info.login.renews
-            if not (renews and isinstance(ex, AuthenticationError)):
+            renews = isinstance(ex, AuthenticationError) and info.login.renews
+            full = isinstance(ex, VirtualHostError)  # perhaps, and only this node
+            if not (self._established and (renews or full)):
                 raise  # no retry helps
             ex.retriable = True
             self._on_error(without_frames(ex), progress)

@@ -100,6 +100,7 @@ def stream_arguments(
     initial_cluster_size: int | None,
     leader_locator: str | None,
     filter_size: int | None,
+    initial_offset: int | None,
     raw: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """Check the arguments of a stream, and convert them for the broker.
@@ -111,6 +112,7 @@ def stream_arguments(
         ('segment_size', segment_size, 'stream-max-segment-size-bytes', 1, SEGMENT_SIZE_MAX),
         ('initial_cluster_size', initial_cluster_size, 'initial-cluster-size', 1, 2**31 - 1),
         ('filter_size', filter_size, 'stream-filter-size-bytes', 16, 255),
+        ('initial_offset', initial_offset, 'stream-initial-offset', 0, 2**63 - 1),
     ]
     arguments: dict[str, str] = {}
     for name, value, key, low, high in limits:

@@ -58,6 +58,8 @@ class StreamBroker(FaultMethods):
         the connection. None or 0 for no limit.
     :param credential_lifetime: seconds after which the broker closes a connection that has not
         authenticated again, as RabbitMQ does when an OAuth 2 token expires; None for no limit.
+    :param max_connections: number of connections of a node above which it refuses the virtual host
+        to a client, as RabbitMQ with `stream.max_connections`; None for no limit.
     :param seed: seed of the faults' random choices.
     :param on_event: called with a line of text whenever a connection opens or closes, in the
         broker's event loop. Its errors go to that loop's exception handler, which logs them by
@@ -73,11 +75,12 @@ class StreamBroker(FaultMethods):
         users: Mapping[str, str] | None = None,
         ssl: tls.SSLContext | None = None,
         vhosts: Iterable[str] = ('/',),
-        version: Literal['4.0', '4.3'] = '4.3',
+        version: Literal['4.0', '4.3', '4.4'] = '4.3',
         frame_max: int = 2**20,
         heartbeat: int = 60,
         consumer_update_timeout: float | None = 60.0,
         credential_lifetime: float | None = None,
+        max_connections: int | None = None,
         seed: int = 0,
         on_event: Callable[[str], object] | None = None,
     ) -> None:
@@ -89,6 +92,8 @@ class StreamBroker(FaultMethods):
         check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
         check_timeout('consumer_update_timeout', consumer_update_timeout)
         check_timeout('credential_lifetime', credential_lifetime, positive=True)
+        if max_connections is not None:
+            check_integer('max_connections', max_connections, 1, 2**31 - 1)
         check_integer('seed', seed, 0, 2**64 - 1)
         if ssl is not None:
             check_type('ssl', ssl, tls.SSLContext)
@@ -111,6 +116,7 @@ class StreamBroker(FaultMethods):
             on_event,
             consumer_update_timeout=consumer_update_timeout,
             credential_lifetime=credential_lifetime,
+            max_connections=max_connections,
         )
         super().__init__(cluster)
         connect = partial(Connection, cluster)

@@ -105,7 +105,9 @@ class Connection(Session):
         cluster = self.cluster
         if self.state not in ('authenticated', 'tuning', 'tuned'):
             raise Crash('Open before the client has authenticated')
-        if command.vhost not in cluster.vhosts:
+        opened = sum(session in cluster.sessions for session in self.node.wires)
+        full = cluster.max_connections is not None and opened >= cluster.max_connections
+        if full or command.vhost not in cluster.vhosts:
             self.after_response = self.close
             raise Refused(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
         self.vhost = command.vhost
@@ -243,7 +245,7 @@ class Connection(Session):
 
 
 # Commands that a version of RabbitMQ does not know yet.
-NEW = {'4.0': {Key.RESOLVE_OFFSET_SPEC}, '4.3': set[int]()}
+NEW = {'4.0': {Key.RESOLVE_OFFSET_SPEC}, '4.3': set[int](), '4.4': set[int]()}
 HANDLERS: dict[str, dict[int, Callable[[Any, Any], Any]]] = {
     version: {
         key: getattr(Connection, f'do_{name}')
