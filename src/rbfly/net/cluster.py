@@ -26,7 +26,7 @@ from .locator import Locator, missing
 from .observer import Observer, Observers, Role, call_each
 from .pool import Pool
 from .retry import Backoff, Deadline, OnWait, Progress, Refusal, T, can_retry
-from .uri import Settings
+from .uri import Address, Settings
 from .waiting import IDLE_CLOSE, CloseTimeout
 
 
@@ -86,6 +86,10 @@ class Cluster:
     def probe(self, connection: Connection) -> None:
         """Abort an unresponsive connection if its node does not accept a new one either."""
         self._dialer.probe(connection)
+
+    async def problem_of(self, address: Address) -> RbFlyError | None:
+        """Return why a node does not accept another connection; None if it does."""
+        return await self._dialer.problem_of(address)
 
     def check_loop(self) -> None:
         """Check that the caller runs in the client's event loop and process.

@@ -112,6 +112,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar registrations: registrations that use the connection.
     :ivar members: called with each ConsumerUpdate, by subscription id: its correlation id, and
         whether the subscription is active.
+    :ivar confirm_check: looks for publishers whose confirms are late; None without publishers.
     :ivar state: state of the connection.
     :ivar error: why the connection ended; None while it has not.
     :ivar closed: future that is done when the socket is closed.
@@ -142,6 +143,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.subscription_ids: set[int] = set(range(IDS))
         self.registrations: dict[Attached, None] = {}
         self.members: dict[int, Callable[[int, bool], None]] = {}
+        self.confirm_check: object | None = None
         self._loop = asyncio.get_running_loop()
         self.tune: asyncio.Future[Tune] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()

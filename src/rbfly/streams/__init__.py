@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     __all__ += events.__all__
 else:  # a program pays only for what it uses
     _EVENTS = (
-        'Activated ConnectionEvent ConnectionLost ConnectionOpened Deactivated Event Events'
-        ' EventsDropped GroupEvent HandoverLate OffsetGap PartitionAdded PartitionEvent'
-        ' PartitionGone Recovered RecoveryFailed RecoveryScheduled RegistrationEvent StreamDeleted'
-        ' StreamMoved'
+        'Activated ConfirmsOverdue ConfirmsResumed ConnectionEvent ConnectionLost ConnectionOpened'
+        ' Deactivated DeliveryResumed DeliveryStalled Event Events EventsDropped GroupEvent'
+        ' HandoverLate OffsetGap PartitionAdded PartitionEvent PartitionGone Recovered'
+        ' RecoveryFailed RecoveryScheduled RegistrationEvent StreamDeleted StreamMoved'
     )
     __all__ += _EVENTS.split()
     __getattr__ = later(
