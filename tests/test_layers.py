@@ -58,11 +58,11 @@ LAYERS = {
         ['cluster'],
         ['registration'],
         ['recovery'],
-        ['outage_log'],
+        ['history', 'outage_log'],
     ],
     'rbfly.streams': [
         ['error', 'offset', 'types', 'events', '_arguments', '_misuse', '_repeating', '_waiting'],
-        ['_offsets'],
+        ['_offsets', 'health', 'description'],
         ['_admin', '_publish', '_group'],
         ['_consume'],
         ['_super_stream'],

@@ -10,6 +10,8 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from math import inf
+from typing import Any
+from weakref import WeakSet
 
 from ..error import (
     ConnectTimeout,
@@ -21,7 +23,7 @@ from ..error import (
 )
 from ..protocol._engine import Counters
 from .connection import Attached, Connection, disconnected
-from .dialer import Dialer
+from .dialer import ADDRESS_TIMEOUT, Dialer
 from .locator import Locator, missing
 from .observer import Observer, Observers, Role, call_each
 from .pool import Pool
@@ -36,6 +38,7 @@ class Cluster:
     :ivar loop: event loop that owns the client; None before the first connect, or after the loop
         has ended.
     :ivar registrations: registrations that are not idle.
+    :ivar known: registrations that are not closed, idle ones too; refers to them weakly.
     :ivar observers: notified of the events of the client.
     :ivar counters: totals of all connections, including those that have ended.
     :ivar busy_poll: seconds to poll for each frame of messages; 0 to let the event loop sleep.
@@ -52,6 +55,8 @@ class Cluster:
         )
         self._ended: asyncio.Event | None = None  # while closing; set when closing has ended
         self.registrations: dict[Attached, None] = {}
+        self.known: WeakSet[Any] = WeakSet()
+        self._waiting: tuple[RbFlyError, float] | None = None  # the last error of a call
         self.observers: Observers = Observers()
         self.counters: Counters = Counters()
         self._dialer = Dialer(settings, self.counters, [self.closing, self.idle_closing])
@@ -67,6 +72,19 @@ class Cluster:
     def connected(self) -> bool:
         """True if any connection is open."""
         return self._pool.connected
+
+    @property
+    def connections(self) -> list[tuple[Role, Connection]]:
+        """The open connections, with their roles."""
+        return self._pool.opened
+
+    @property
+    def call_problem(self) -> RbFlyError | None:
+        """Why a call that concerns no registration waits for a connection; None if none does."""
+        if self._waiting is None or self.loop is None or self.connected:
+            return None
+        error, retry_at = self._waiting
+        return error if self.loop.time() <= retry_at + ADDRESS_TIMEOUT else None
 
     @property
     def generation(self) -> int:
@@ -138,6 +156,7 @@ class Cluster:
 
     def _on_call_waiting(self, error: RbFlyError | None, retry_at: float) -> None:
         if error is not None:
+            self._waiting = error, retry_at
             self.observers.notify(Observer.on_call_waiting, error, retry_at)
 
     async def locator(self) -> Connection:
@@ -279,3 +298,4 @@ class Cluster:
             ended.set()
             self._pool.abort(connections)  # if closing was cancelled
             self._dialer.forget_errors()
+            self._waiting = None

@@ -209,6 +209,15 @@ class Connection(Engine, asyncio.BufferedProtocol):
         return self.publisher_ids if role is Role.PUBLISH else self.subscription_ids
 
     @property
+    def pending_requests(self) -> int:
+        """Number of requests that the broker has not answered."""
+        return len(self._requests)
+
+    def check_confirms(self, check: object | None) -> None:
+        """Keep what looks for late confirms; None to forget it."""
+        self.confirm_check = check
+
+    @property
     def requests_sent(self) -> int:
         """Number of requests sent so far."""
         return self._requests.sent

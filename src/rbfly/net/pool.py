@@ -57,6 +57,11 @@ class Pool:
         """True if any connection is open."""
         return any(self._open(role) for role in Role)
 
+    @property
+    def opened(self) -> list[tuple[Role, Connection]]:
+        """The open connections, with their roles."""
+        return [(role, item) for role in Role for item in self._open(role)]
+
     def responsive(self, is_ping: bool = False) -> Connection | None:
         """Return an open connection that answers requests without delay, if there is one.
 

@@ -40,17 +40,27 @@ if TYPE_CHECKING:
         PublisherBinBatch,
         connection,
     )  # fmt: skip
+    from .description import (
+        ConnectionDescription,
+        Description,
+        ErrorDescription,
+        PublisherDescription,
+        SubscriptionDescription,
+    )
     from .events import *  # noqa: F403
+    from .health import Health
 
 __all__ = [
     'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar', 'AuthMechanism',
     'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit', 'Compression',
-    'Confirmation', 'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset',
-    'OffsetTracking', 'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch',
-    'PublisherBatchFast', 'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin',
-    'PublisherBinBatch', 'StreamStats', 'StreamsClient', 'Subscriber', 'Subscription',
-    'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key',
-    'connection', 'get_message_ctx', 'stream_message_ctx', 'streams_client',
+    'Confirmation', 'ConnectionDescription', 'Description', 'ErrorDescription', 'Group', 'Health',
+    'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset', 'OffsetTracking',
+    'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch', 'PublisherBatchFast',
+    'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch',
+    'PublisherDescription', 'StreamStats', 'StreamsClient', 'Subscriber', 'Subscription',
+    'SubscriptionDescription', 'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription',
+    'Symbol', 'by_hash', 'by_key', 'connection', 'get_message_ctx', 'stream_message_ctx',
+    'streams_client',
 ]  # fmt: skip
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
@@ -72,6 +82,9 @@ else:  # a program pays only for what it uses
             'rbfly.streams.compat': 'PublisherBatch PublisherBatchFast PublisherBatchLimit'
             ' PublisherBatchMem PublisherBin PublisherBinBatch connection',
             'rbfly.streams._publish.confirmation': 'Confirmation',
+            'rbfly.streams.description': 'ConnectionDescription Description ErrorDescription'
+            ' PublisherDescription SubscriptionDescription',
+            'rbfly.streams.health': 'Health',
             'rbfly.streams.events': f'events {_EVENTS}',
             'rbfly.streams._group.handover': 'Group',
             'rbfly.streams._publish.publisher': 'Publisher',

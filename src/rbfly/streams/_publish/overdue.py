@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from ...error import RbFlyError, counted
 from ...net.connection import PING, Connection
 from ...net.observer import Observer, facts
 from ...net.outage_log import listed
+from ...net.registration import Registration
 from ...net.waiting import outcome
 from ...protocol._publish import PublishWindow
-
-if TYPE_CHECKING:
-    from .session import PublisherSession
+from ._core import PublisherCore
 
 BrokerState = Literal['answers', 'blocked', 'silent']
 
@@ -55,6 +54,11 @@ class ConfirmAge:
         self._first: int | None = None  # its publishing id
         self._last = 0  # highest publishing id sent at that time
 
+    @property
+    def broker_text(self) -> str:
+        """What the broker did then, for people."""
+        return TEXTS[self.broker]
+
     def restart(self) -> None:
         """The publisher is declared, and sends its messages again."""
         if not self.overdue:
@@ -83,6 +87,15 @@ class ConfirmAge:
         return window.oldest is None or window.oldest > self._last
 
 
+class Session(Protocol):
+    """The parts of a publisher that the check uses."""
+
+    stream: str
+    core: PublisherCore
+    registration: Registration
+    age: ConfirmAge
+
+
 class ConfirmCheck:
     """Looks at the publishers of one connection from time to time.
 
@@ -93,7 +106,7 @@ class ConfirmCheck:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None  # asks what the broker does
-        self._ends: list[tuple[PublisherSession, float]] = []  # that no line has reported
+        self._ends: list[tuple[Session, float]] = []  # that no line has reported
         self._line: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle = self._loop.call_later(INTERVAL, self._look)
 
@@ -101,14 +114,14 @@ class ConfirmCheck:
     def start(cls, connection: Connection) -> None:
         """Look at the publishers of a connection from now on."""
         if connection.confirm_check is None:
-            connection.confirm_check = cls(connection)
+            connection.check_confirms(cls(connection))
 
     @staticmethod
     def stop(connection: Connection) -> None:
         """Stop if the connection has no publisher any more."""
         check = connection.confirm_check
         if isinstance(check, ConfirmCheck) and not connection.registrations:
-            connection.confirm_check = None
+            connection.check_confirms(None)
             check._stop()
 
     def _stop(self) -> None:
@@ -131,7 +144,7 @@ class ConfirmCheck:
             self._task = asyncio.Task(self._ask(), loop=self._loop)  # never an eager one
             self._task.add_done_callback(self._on_done)
 
-    def _sessions(self) -> list[PublisherSession]:
+    def _sessions(self) -> list[Session]:
         """The publishers that are declared on the connection."""
         found = [cast(Any, item) for item in self._connection.registrations]
         return [item.owner for item in found if item.is_open]
@@ -175,7 +188,7 @@ class ConfirmCheck:
             )
 
     @staticmethod
-    def end(session: PublisherSession) -> None:
+    def end(session: Session) -> None:
         """The messages of a publisher are no longer overdue."""
         registration = session.registration
         seconds = session.core.loop.time() - session.age.since
@@ -185,16 +198,14 @@ class ConfirmCheck:
         if isinstance(check, ConfirmCheck):
             check._add_end(session, seconds)
 
-    def _add_end(self, session: PublisherSession, seconds: float) -> None:
+    def _add_end(self, session: Session, seconds: float) -> None:
         self._ends.append((session, seconds))
         if self._line is None:
             self._line = self._loop.call_later(COLLECT, self._report_ends)
 
     # -- lines
 
-    def _report(
-        self, sessions: Sequence[PublisherSession], broker: BrokerState, now: float
-    ) -> None:
+    def _report(self, sessions: Sequence[Session], broker: BrokerState, now: float) -> None:
         cluster = sessions[0].registration.cluster
         seconds = max(now - item.age.since for item in sessions)
         for session in sessions:

@@ -124,6 +124,21 @@ class PublisherSession(Owner):
         name = f' {self.name!r}' if self.name else ''
         return f'publisher{name} of {self.stream!r}'
 
+    @property
+    def status(self) -> str:
+        """What the publisher does, for people."""
+        if self.state in (*ENDED, PublisherState.FAILED, PublisherState.LOCKED_OUT):
+            return self.state.value
+        if self.registration.is_disconnected:
+            return 'disconnected'
+        return f'{self.registration.status}{", confirms are late" * self.age.overdue}'
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the publisher takes no messages, until a call tries again; None if it does."""
+        failed = self.state in (PublisherState.FAILED, PublisherState.LOCKED_OUT)
+        return self.core.error if failed else None
+
     def _enter(self, state: PublisherState, error: Exception | None = None) -> None:
         """Change the state.
 

@@ -44,7 +44,7 @@ from .._consume.waiter import MessageWaiter, Source, Waiter, WaiterState
 from .._group.handover import RevokeError, first_of
 from .._offsets.store import OffsetStore
 from .._offsets.tracking import check_manual
-from .._waiting import WaitingTasks, cancel
+from .._waiting import WaitingTasks, cancel, counted_states
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
 
@@ -174,6 +174,18 @@ class MergedSession:
     def closed(self) -> bool:
         """True if the program receives no more messages."""
         return self.state in ENDS
+
+    @property
+    def status(self) -> str:
+        """What the subscriptions of the partitions do, for people."""
+        if self.state is MergedState.READING:
+            return counted_states([item.status for item in self.sessions.values()])
+        return 'not open' if self.state is MergedState.NEW else self.state.value
+
+    @property
+    def reconnects(self) -> int:
+        """How often the partitions were declared again."""
+        return sum(item.reconnects for item in self.sessions.values())
 
     @property
     def _has_ended(self) -> bool:
