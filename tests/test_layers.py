@@ -48,9 +48,9 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'busy_poll', 'resolving', 'uri', 'waiting'],
+        ['', 'resolving', 'uri', 'waiting'],
         ['observer', 'requests'],
-        ['connection', 'retry'],
+        ['busy_poll', 'connection', 'retry'],
         ['handshake', 'single_flight'],
         ['dialer'],
         ['pool'],

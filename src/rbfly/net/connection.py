@@ -45,6 +45,7 @@ from .observer import (
     Role,
     call_each,
     check_transition,
+    facts,
 )
 from .requests import Requests
 from .uri import Address
@@ -456,7 +457,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
             self._unknown.add((key, version))
             text = '%s%s: skipped unknown frame 0x%04x version %d'
-            logger.warning(text, self._log_prefix, self.address, key, version)
+            extra = facts(self._log_prefix, 'unknown_frame', node=str(self.address), key=key)
+            logger.warning(text, self._log_prefix, self.address, key, version, extra=extra)
 
     def _on_heartbeat(self, body: bytes) -> None:
         """Do nothing: any data shows that the broker is alive."""
@@ -480,7 +482,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def _on_credit_error(self, body: bytes) -> None:
         text = '%s%s: the broker refused credit for an ended subscription'
-        logger.debug(text, self._log_prefix, self.address)
+        extra = facts(self._log_prefix, 'credit_refused', node=str(self.address))
+        logger.debug(text, self._log_prefix, self.address, extra=extra)
 
     def _on_consumer_update(self, body: bytes) -> None:
         reader = commands.Reader(body)
@@ -496,7 +499,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
             failure = FrameError(f'{self.address} does not speak the stream protocol: {error}')
             failure.__cause__ = error
             self.abort(failure)
-            logger.error('%s%s', self._log_prefix, failure)
+            extra = facts(
+                self._log_prefix, 'not_a_broker', node=str(self.address), error=str(error)
+            )
+            logger.error('%s%s', self._log_prefix, failure, extra=extra)
         else:
             text = f'closed because a callback failed: {error!r}'
             failed = StreamConnectionError(f'{self.address}: {text}')

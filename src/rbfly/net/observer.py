@@ -211,6 +211,6 @@ def call_each(callbacks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P
             message = f'{callback!r} failed'
             loop = asyncio._get_running_loop()
             if loop is None:  # the last reference was dropped elsewhere
-                logger.error(message, exc_info=ex)
+                logger.error(message, exc_info=ex, extra=facts('', 'callback_failed'))
             else:
                 loop.call_exception_handler({'message': message, 'exception': ex})

@@ -29,7 +29,7 @@ from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_erro
 from ..protocol.commands import Command
 from .cluster import Cluster
 from .connection import Connection, disconnected
-from .observer import Life, Observer, Role, State, check_transition
+from .observer import Life, Observer, Role, State, check_transition, facts
 from .retry import Backoff, can_retry, is_cut
 
 logger: logging.Logger = logging.getLogger('rbfly.net')
@@ -192,8 +192,10 @@ class Registration:
         self._notify(before, life, None)
 
     def _notify(self, before: State | Life, after: State | Life, error: Exception | None) -> None:
-        prefix = self.cluster.settings.log_prefix
-        logger.debug('%s%r: %s -> %s', prefix, self._owner, before.value, after.value)
+        if logger.isEnabledFor(logging.DEBUG):
+            prefix, states = self.cluster.settings.log_prefix, (before.value, after.value)
+            extra = facts(prefix, 'state', self._owner, before=states[0], state=states[1])
+            logger.debug('%s%r: %s -> %s', prefix, self._owner, *states, extra=extra)
         self.cluster.observers.notify(Observer.on_transition, self, before, after, error)
 
     # -- what the owner calls

@@ -310,10 +310,14 @@ def table(records: Sequence[Record]) -> list[str]:
     names = [
         name
         for name in type(records[0]).field_types
-        if any(getattr(item, name) not in ('', None, False) for item in records)
+        if any(is_shown(getattr(item, name)) for item in records)
     ]
     rows = [[cell(getattr(item, name)) for name in names] for item in records]
     return aligned([[name.replace('_', ' ') for name in names], *rows])
+
+
+def is_shown(value: object) -> bool:
+    return value is not None and value is not False and value != ''
 
 
 def cell(value: object) -> str:

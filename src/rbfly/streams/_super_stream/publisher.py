@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, Iterable, MutableSet, Sequence
 
 from ...error import ConfirmTimeout, PublisherError, RbFlyError, SendProgress, raise_any
 from ...net.cluster import Cluster
+from ...net.observer import facts
 from .._publish._confirm import ConfirmFuture, ConfirmGroup
 from .._publish.base import BasePublisher
 from .._publish.confirmation import Confirmation, summary
@@ -171,7 +172,15 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         if count:
             prefix = self._cluster.settings.log_prefix
             text = '%ssuper stream %r: messages whose partitions are unknown were not sent: %d'
-            logger.warning(text, prefix, self.stream, count)
+            extra = facts(
+                prefix,
+                'messages_not_sent',
+                kind='publisher',
+                stream=self.stream,
+                name=self.name,
+                messages=count,
+            )
+            logger.warning(text, prefix, self.stream, count, extra=extra)
 
     def _abort_now(self, error: Exception) -> None:
         self._partitions.abort(error)

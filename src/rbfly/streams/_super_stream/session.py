@@ -31,7 +31,7 @@ from ...error import (
     copy_error,
 )
 from ...net.cluster import Cluster
-from ...net.observer import Observer, call_each, check_transition
+from ...net.observer import Observer, call_each, check_transition, facts
 from ...protocol._cursor import MessageCursor
 from ...protocol._decoder import Decoder
 from ...protocol._identity import LastChunk
@@ -329,7 +329,11 @@ class MergedSession:
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
         self._cluster.observers.notify(event, self.stream, name)
         prefix = self._cluster.settings.log_prefix
-        logger.info('%ssuper stream %r: partition %r %s', prefix, self.stream, name, text)
+        happened = event.__name__.removeprefix('on_')
+        extra = facts(prefix, happened, kind='subscription', stream=name, super_stream=self.stream)
+        logger.info(
+            '%ssuper stream %r: partition %r %s', prefix, self.stream, name, text, extra=extra
+        )
 
     def _start_over(self, error: StreamDoesNotExist) -> None:
         """The super stream was deleted: read the next one with its name from the beginning."""
