@@ -60,7 +60,7 @@ class Pool:
     @property
     def opened(self) -> list[tuple[Role, Connection]]:
         """The open connections, with their roles."""
-        return [(role, item) for role in Role for item in self._open(role)]
+        return [(role, item) for role in Role for item in self._connections[role] if item.is_open]
 
     def responsive(self, is_ping: bool = False) -> Connection | None:
         """Return an open connection that answers requests without delay, if there is one.

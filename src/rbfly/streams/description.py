@@ -201,12 +201,16 @@ class Hidden:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._secrets = {item.password for item in settings.infos if item.password != item.username}
+        # A short one, or `guest`, is a part of other words: replacing it would reveal it.
+        self._secrets = [
+            item.password
+            for item in settings.infos
+            if len(item.password) > 3 and item.password != item.username
+        ]
 
     def __call__(self, text: str) -> str:
         for secret in self._secrets:
-            if secret:
-                text = text.replace(secret, '***')
+            text = text.replace(secret, '***')
         return text
 
 

@@ -13,7 +13,6 @@ logger: logging.Logger = logging.getLogger('rbfly.streams')
 
 INTERVAL = 1.0  # seconds between two looks at a subscription that is stalled
 
-
 Place = tuple[int, int | None]
 
 
@@ -41,11 +40,11 @@ class DeliveryStall:
     def _seconds(self) -> float:
         return 0.0 if self.since is None else asyncio.get_running_loop().time() - self.since
 
-    def begin(self, since: float, place: Place) -> None:
-        """The subscription has received nothing since its cursor came to that place."""
+    def begin(self, since: float) -> None:
+        """The subscription has received nothing since that time of the event loop."""
         if self.since is not None:
             return
-        self.since, self._place = since, place
+        self.since, self._place = since, place_of(self._cursor)
         registration, seconds = self._registration, self._seconds
         registration.cluster.observers.notify(Observer.on_delivery_stalled, registration, seconds)
         owner, prefix = registration.owner, registration.cluster.settings.log_prefix
@@ -56,7 +55,7 @@ class DeliveryStall:
             seconds,
             extra=facts(prefix, 'delivery_stalled', owner, seconds=round(seconds, 3)),
         )
-        self.look()  # it may be over
+        self.look()
 
     def look(self) -> None:
         """Look for a chunk, until one has arrived."""

@@ -1,8 +1,8 @@
 """Detects that the broker has stopped delivering, by polling StreamStats.
 
 The statistics count chunks of stored offsets, which the broker never delivers.  So a missing chunk
-proves nothing: the watchdog subscribes again, once for each chunk, and reports a stall if this
-brings messages, or if the stream has any.
+proves nothing: the watchdog subscribes again, once for each chunk, but reports a stall only if the
+stream has a message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...net.registration import Registration
 from ...protocol._cursor import MessageCursor
 from .._offsets.queries import end_of_messages, request_stats
 from .._waiting import cancel
-from .stall import DeliveryStall, Place, place_of
+from .stall import DeliveryStall
 from .waiter import Waiter
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
@@ -56,7 +56,6 @@ class DeliveryWatchdog:
         self._is_time = False
         self._accepted: int | None = None  # missing chunk for which not to subscribe again
         self._silent_since = 0.0  # time of the event loop, about
-        self._before: Place | None = None  # before the watchdog has subscribed again
         self.stall: DeliveryStall = DeliveryStall(registration, cursor)
 
     def start(self, *, is_time: bool) -> None:
@@ -66,11 +65,8 @@ class DeliveryWatchdog:
         """
         self._is_time = is_time
         self.stall.look()
-        if self._before is None:
-            self._silent_since = asyncio.get_running_loop().time()
-            self._set(self._seconds, self._poll)
-        else:
-            self._set(GRACE, self._on_open_again)
+        self._silent_since = asyncio.get_running_loop().time()
+        self._set(self._seconds, self._poll)
 
     def stop(self) -> None:
         """Stop watching: the registration is not open any more."""
@@ -83,7 +79,7 @@ class DeliveryWatchdog:
 
     def start_over(self) -> None:
         """The stream was deleted."""
-        self._accepted = self._before = None
+        self._accepted = None
         self.stall.clear()
 
     def _set(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
@@ -114,15 +110,12 @@ class DeliveryWatchdog:
             self._set(GRACE, self._on_grace, committed)
 
     def _on_grace(self, chunk_id: int) -> None:
-        if not self._is_silent():
-            self._set(self._seconds, self._poll)
+        is_silent = self._is_silent()
+        self._set(self._seconds, self._poll)
+        if not is_silent or self._task is not None:
             return
         self._accepted = chunk_id
-        if not self._in_group:
-            self._subscribe_again(chunk_id)
-            return
-        self._set(self._seconds, self._poll)
-        self._task = asyncio.create_task(self._look_before(chunk_id))
+        self._task = asyncio.create_task(self._look_for_message(chunk_id))
 
     def _is_silent(self) -> bool:
         cursor = self._cursor
@@ -132,43 +125,30 @@ class DeliveryWatchdog:
             and cursor.last_chunk.id == self._last_id
         )
 
-    async def _look_before(self, chunk_id: int) -> None:
-        """Subscribe again, which leaves a group, only if the stream has a message."""
-        if await self._is_missing_message():
-            self.stall.begin(self._silent_since, place_of(self._cursor))
+    async def _look_for_message(self, chunk_id: int) -> None:
+        is_stalled = await self._has_message()
+        if is_stalled:
+            await asyncio.sleep(GRACE)  # it may have been published just now
+        self._task = None
+        if not self._is_silent():
+            return
+        if is_stalled:
+            self.stall.begin(self._silent_since)
+        if is_stalled or not self._in_group:
             self._subscribe_again(chunk_id)
 
-    async def _look_after(self) -> None:
-        """Report a stall although subscribing again has not helped, if the stream has a message."""
-        if await self._is_missing_message():
-            self.stall.begin(self._silent_since, place_of(self._cursor))
-
-    async def _is_missing_message(self) -> bool:
+    async def _has_message(self) -> bool:
         cursor = self._cursor
-        end = -1
         try:
             async with asyncio.timeout(LOOK):
                 end = await end_of_messages(self._registration.cluster, self._stream)
         except (RbFlyError, TimeoutError):
-            pass  # the registration handles a lost connection
-        self._task = None
+            return False  # the registration handles a lost connection
         # A stream that has had messages has a last one, unless the broker delivers none at all.
         delivers_none = end == 0 and cursor.position is not None
-        has_more = end > max(cursor.position or 0, cursor.skip_before)
-        return self._is_silent() and (has_more or delivers_none)
-
-    def _on_open_again(self) -> None:
-        """The broker has had time to deliver after the watchdog has subscribed again."""
-        before, self._before = self._before, None
-        if before is not None and before != place_of(self._cursor):
-            self.stall.begin(self._silent_since, before)
-            self._silent_since = asyncio.get_running_loop().time()
-        elif self._is_silent():
-            self._task = asyncio.create_task(self._look_after())
-        self._set(self._seconds, self._poll)
+        return delivers_none or end > max(cursor.position or 0, cursor.skip_before)
 
     def _subscribe_again(self, chunk_id: int) -> None:
-        self._before = place_of(self._cursor)
         self._registration.reset()
         self._waiter.wake()
         prefix = self._registration.cluster.settings.log_prefix

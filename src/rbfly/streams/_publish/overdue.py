@@ -84,7 +84,9 @@ class ConfirmAge:
 
     def is_over(self, window: PublishWindow) -> bool:
         """Return whether all messages that were overdue are settled."""
-        return window.oldest is None or window.oldest > self._last
+        if window.oldest is None:  # after a reconnect, all messages are queued
+            return window.unsettled == 0
+        return window.oldest > self._last
 
 
 class Session(Protocol):
