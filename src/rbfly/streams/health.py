@@ -37,15 +37,12 @@ def health_of(cluster: Cluster) -> Health:
         return Health(True, [])
     now = loop.time()
     known = sorted_by_name(cluster.known)
-    reasons = [*disconnected(known, now), *late_confirms(known, now)]
-    for item in known:
-        session = item.owner
-        if session.failure is not None:
-            reasons.append(f'{session!r} has failed: {harmless(session.failure)}')
-        elif item.owner.role is Role.CONSUME and session.stalled_since is not None:
-            seconds = now - session.stalled_since
-            text = f'has received nothing for {seconds:.0f} s, although the stream has more'
-            reasons.append(f'{session!r} {text}')
+    reasons = [
+        *disconnected(known, now),
+        *failed(known),
+        *late_confirms(known, now),
+        *stalled(known, now),
+    ]
     problem = cluster.call_problem
     if problem is not None:
         reasons.append(f'a call waits for a connection: {harmless(problem)}')
@@ -77,6 +74,31 @@ def disconnected(known: Sequence[Registration], now: float) -> list[str]:
     why = '' if problem is None else f': {harmless(problem)}'
     up_to = 'up to ' * (len(waiting) > 1)
     return [f'{names} {had} no connection for {up_to}{seconds:.0f} s{why}']
+
+
+def failed(known: Sequence[Registration]) -> list[str]:
+    """Return which publishers and subscriptions have failed; in one reason for each error."""
+    owners: list[Any] = [item.owner for item in known]
+    found: dict[str, list[str]] = {}
+    for item in owners:
+        if item.failure is not None:
+            found.setdefault(harmless(item.failure), []).append(repr(item))
+    return [
+        f'{listed(names)} {"has" if len(names) == 1 else "have"} failed: {text}'
+        for text, names in found.items()
+    ]
+
+
+def stalled(known: Sequence[Registration], now: float) -> list[str]:
+    """Return which subscriptions receive nothing; in one reason for all."""
+    owners: list[Any] = [item.owner for item in known if item.owner.role is Role.CONSUME]
+    silent = [item for item in owners if item.stalled_since is not None]
+    if not silent:
+        return []
+    seconds = max(now - item.stalled_since for item in silent)
+    verb = 'has' if len(silent) == 1 else 'have'
+    names = listed([repr(item) for item in silent])
+    return [f'{names} {verb} received nothing for {seconds:.0f} s, although the stream has more']
 
 
 def late_confirms(known: Sequence[Registration], now: float) -> list[str]:
