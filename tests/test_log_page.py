@@ -17,6 +17,23 @@ LEVELS = ('debug', 'info', 'warning', 'error', 'exception', 'critical', 'log')
 NO_CLIENT = ('rbfly.net.observer',)
 
 
+def events() -> set[str]:
+    """The events that lines state as a field."""
+    found = set[str]()
+    for path in SOURCE.glob('rbfly/**/*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rpartition('.')[2]
+                place = {'facts': 1, '_facts': 0, '_warn': 1, '_log': 2}.get(name, 9)
+                found |= {
+                    str(item.value)
+                    for item in node.args[place : place + 1]
+                    if isinstance(item, ast.Constant)
+                }
+    lines = (SOURCE / 'rbfly' / 'net' / 'outage_log.py').read_text()
+    return found | set(re.findall(r"'(\w+)', (?:lost|opening|waiting|failed|back)\)", lines))
+
+
 def all_calls() -> list[tuple[str, str, list[ast.expr], Function]]:
     """The logger, the level, the text and its arguments, and the function of each call."""
     found = []
@@ -32,6 +49,7 @@ def all_calls() -> list[tuple[str, str, list[ast.expr], Function]]:
                     and ast.unparse(node.func.value) == 'logger'
                     and node.func.attr in LEVELS
                 ):
+                    assert 'extra' in [item.arg for item in node.keywords], ast.unparse(node)
                     skip = node.func.attr == 'log'  # the first argument is the level
                     found.append((name, node.func.attr.upper(), node.args[skip:], function))
     return found
@@ -71,6 +89,13 @@ def test_calls_are_found() -> None:
         for path in SOURCE.glob('rbfly/**/*.py')
         for name in others
     )
+
+
+def test_page_has_every_event() -> None:
+    table = PAGE[PAGE.index('rbfly_event') :]
+    found = events()
+    assert {'lost', 'reconnected', 'confirms_overdue', 'handover_late', 'offset_gap'} <= found
+    assert [event for event in sorted(found) if f'`{event}`' not in table] == []
 
 
 @pytest.mark.parametrize(('name', 'level'), calls())

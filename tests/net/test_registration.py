@@ -812,7 +812,7 @@ from rbfly.net.registration import Registration
 from tests.sizes import sized
 
 class Cluster:
-    observers, generation = Observers(), 0
+    observers, known, generation = Observers(), set(), 0
 
 registration = Registration(Cluster(), 'owner')
 assert False, 'assert statements are ignored'

@@ -1123,6 +1123,10 @@ class Model(TooLong):
         assert window.queued == len(self.queued)
         assert window.unsettled == len(self.waiting)
         assert window.next_id == self.next_id
+        assert window.oldest == min(self.flying, default=None)
+        middle = sorted(self.flying)[len(self.flying) // 2] if self.flying else 0
+        known = [item for item in self.flying if item <= middle]
+        assert window.count_in_flight(middle) == len(known)
         values = list(self.waiting.values())
         for waiter in set(values):
             assert waiter.remaining == values.count(waiter)

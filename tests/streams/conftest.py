@@ -1,6 +1,7 @@
 """Fixtures of the tests of streams."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -56,3 +57,12 @@ async def proxy(broker: RabbitMQ) -> AsyncIterator[Proxy]:
     parts = urlsplit(broker.uri)
     async with Proxy((parts.hostname or '', parts.port or 0)) as proxy:
         yield proxy
+
+
+@pytest_asyncio.fixture
+async def alarmed(private_broker: Callable[[], RabbitMQ]) -> AsyncIterator[RabbitMQ]:
+    """A private broker; its alarms are cleared afterwards."""
+    broker = private_broker()
+    yield broker
+    for setting in (('set_disk_free_limit', '50MB'), ('set_vm_memory_high_watermark', '0.6')):
+        await asyncio.to_thread(broker.ctl, *setting)

@@ -14,6 +14,8 @@ from math import inf
 from time import perf_counter
 from weakref import WeakValueDictionary
 
+from .observer import facts
+
 logger: logging.Logger = logging.getLogger('rbfly.net')
 
 SCORE = 4  # how many more polls may miss than hit before polling rests
@@ -158,7 +160,8 @@ def poll_limit(seconds: float, log_prefix: str) -> float:
     """
     if seconds and (usable := processors()) < 2:
         text = '%sbusy_poll is off: it needs 2 processors, this process may use %g'
-        logger.warning(text, log_prefix, usable)
+        extra = facts(log_prefix, 'busy_poll_off', processors=usable)
+        logger.warning(text, log_prefix, usable, extra=extra)
         return 0.0
     return seconds
 

@@ -10,6 +10,8 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from math import inf
+from typing import Any
+from weakref import WeakSet
 
 from ..error import (
     ConnectTimeout,
@@ -21,13 +23,13 @@ from ..error import (
 )
 from ..protocol._engine import Counters
 from .connection import Attached, Connection, disconnected
-from .dialer import Dialer
+from .dialer import ADDRESS_TIMEOUT, Dialer
 from .locator import Locator, missing
 from .moving import move
 from .observer import Observer, Observers, Role, call_each
 from .pool import Pool
 from .retry import Backoff, Deadline, OnWait, Progress, Refusal, T, can_retry
-from .uri import Settings
+from .uri import Address, Settings
 from .waiting import IDLE_CLOSE, CloseTimeout
 
 
@@ -37,6 +39,7 @@ class Cluster:
     :ivar loop: event loop that owns the client; None before the first connect, or after the loop
         has ended.
     :ivar registrations: registrations that are not idle.
+    :ivar known: registrations that are not closed, idle ones too; refers to them weakly.
     :ivar observers: notified of the events of the client.
     :ivar counters: totals of all connections, including those that have ended.
     :ivar busy_poll: seconds to poll for each frame of messages; 0 to let the event loop sleep.
@@ -53,6 +56,8 @@ class Cluster:
         )
         self._ended: asyncio.Event | None = None  # while closing; set when closing has ended
         self.registrations: dict[Attached, None] = {}
+        self.known: WeakSet[Any] = WeakSet()
+        self._waiting: tuple[RbFlyError, float] | None = None  # the last error of a call
         self.observers: Observers = Observers()
         self.counters: Counters = Counters()
         self._dialer = Dialer(settings, self.counters, [self.closing, self.idle_closing])
@@ -77,6 +82,19 @@ class Cluster:
         return self._dialer.server_properties
 
     @property
+    def connections(self) -> list[tuple[Role, Connection]]:
+        """The open connections, with their roles."""
+        return self._pool.opened
+
+    @property
+    def call_problem(self) -> RbFlyError | None:
+        """Why a call that concerns no registration waits for a connection; None if none does."""
+        if self._waiting is None or self.loop is None or self.connected:
+            return None
+        error, retry_at = self._waiting
+        return error if self.loop.time() <= retry_at + ADDRESS_TIMEOUT else None
+
+    @property
     def generation(self) -> int:
         """Number of times that the cluster was closed."""
         return self._pool.generation
@@ -94,6 +112,10 @@ class Cluster:
     def probe(self, connection: Connection) -> None:
         """Abort an unresponsive connection if its node does not accept a new one either."""
         self._dialer.probe(connection)
+
+    async def problem_of(self, address: Address) -> RbFlyError | None:
+        """Return why a node does not accept another connection; None if it does."""
+        return await self._dialer.problem_of(address)
 
     def check_loop(self) -> None:
         """Check that the caller runs in the client's event loop and process.
@@ -142,6 +164,7 @@ class Cluster:
 
     def _on_call_waiting(self, error: RbFlyError | None, retry_at: float) -> None:
         if error is not None:
+            self._waiting = error, retry_at
             self.observers.notify(Observer.on_call_waiting, error, retry_at)
 
     async def locator(self) -> Connection:
@@ -263,7 +286,7 @@ class Cluster:
     async def reconnect(self) -> None:
         """Replace the connections that are open now, one after another."""
         self.check_loop()
-        for connection in self._pool.opened:
+        for _, connection in self._pool.opened:
             if connection.is_open:
                 await move(connection, self.observers)
 
@@ -291,3 +314,4 @@ class Cluster:
             ended.set()
             self._pool.abort(connections)  # if closing was cancelled
             self._dialer.forget_errors()
+            self._waiting = None

@@ -45,6 +45,7 @@ from .observer import (
     Role,
     call_each,
     check_transition,
+    facts,
 )
 from .requests import Requests
 from .uri import Address, Settings
@@ -111,6 +112,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar registrations: registrations that use the connection.
     :ivar members: called with each ConsumerUpdate, by subscription id: its correlation id, and
         whether the subscription is active.
+    :ivar confirm_check: looks for publishers whose confirms are late; None without publishers.
     :ivar state: state of the connection.
     :ivar error: why the connection ended; None while it has not.
     :ivar closed: future that is done when the socket is closed.
@@ -141,6 +143,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._ids = len(self.publisher_ids) + len(self.subscription_ids)
         self.registrations: dict[Attached, None] = {}
         self.members: dict[int, Callable[[int, bool], None]] = {}
+        self.confirm_check: object | None = None
         self._loop = asyncio.get_running_loop()
         self.tune: asyncio.Future[Tune] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -204,6 +207,15 @@ class Connection(Engine, asyncio.BufferedProtocol):
     def ids(self, role: Role) -> set[int]:
         """Free publisher ids, or free subscription ids."""
         return self.publisher_ids if role is Role.PUBLISH else self.subscription_ids
+
+    @property
+    def pending_requests(self) -> int:
+        """Number of requests that the broker has not answered."""
+        return len(self._requests)
+
+    def check_confirms(self, check: object | None) -> None:
+        """Keep what looks for late confirms; None to forget it."""
+        self.confirm_check = check
 
     @property
     def requests_sent(self) -> int:
@@ -452,7 +464,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
             self._unknown.add((key, version))
             text = '%s%s: skipped unknown frame 0x%04x version %d'
-            logger.warning(text, self._log_prefix, self.address, key, version)
+            extra = facts(self._log_prefix, 'unknown_frame', node=str(self.address), key=key)
+            logger.warning(text, self._log_prefix, self.address, key, version, extra=extra)
 
     def _on_heartbeat(self, body: bytes) -> None:
         """Do nothing: any data shows that the broker is alive."""
@@ -476,7 +489,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def _on_credit_error(self, body: bytes) -> None:
         text = '%s%s: the broker refused credit for an ended subscription'
-        logger.debug(text, self._log_prefix, self.address)
+        extra = facts(self._log_prefix, 'credit_refused', node=str(self.address))
+        logger.debug(text, self._log_prefix, self.address, extra=extra)
 
     def _on_consumer_update(self, body: bytes) -> None:
         reader = commands.Reader(body)
@@ -492,7 +506,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
             failure = FrameError(f'{self.address} does not speak the stream protocol: {error}')
             failure.__cause__ = error
             self.abort(failure)
-            logger.error('%s%s', self._log_prefix, failure)
+            extra = facts(
+                self._log_prefix, 'not_a_broker', node=str(self.address), error=str(error)
+            )
+            logger.error('%s%s', self._log_prefix, failure, extra=extra)
         else:
             text = f'closed because a callback failed: {error!r}'
             failed = StreamConnectionError(f'{self.address}: {text}')

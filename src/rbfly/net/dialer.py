@@ -26,7 +26,7 @@ from .connection import Connection
 from .handshake import connect
 from .resolving import Recent, Resolver
 from .retry import Progress, Refusal, is_cut
-from .uri import Endpoint, Settings, at
+from .uri import Address, Endpoint, Settings, at
 from .waiting import CloseTimeout
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
@@ -234,17 +234,21 @@ class Dialer:
             probe.add_done_callback(lambda _: self._probes.pop(connection, None))
 
     async def _probe(self, connection: Connection) -> None:
-        progress = Progress(str(connection.address))
-        address = connection.address
+        problem = await self.problem_of(connection.address)
+        if problem is not None and connection.is_open:
+            connection.abort(StreamConnectionError(f'the node does not respond: {problem}'))
+
+    async def problem_of(self, address: Address) -> RbFlyError | None:
+        """Return why an address does not accept another connection; None if it does."""
+        progress = Progress(str(address))
         info = replace(at(address, self._settings.endpoints), ssl=address.ssl)
         try:
             found = await self.dial(info, ADDRESS_TIMEOUT, progress)
         except RbFlyError:
-            return  # the node answers
+            return None  # the node answers
         if found is not None:
             await found.close(0)
-        elif connection.is_open:
-            connection.abort(StreamConnectionError(f'the node does not respond: {progress.error}'))
+        return progress.error if found is None else None
 
 
 def explain_mismatch(error: TLSError) -> None:

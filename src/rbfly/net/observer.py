@@ -62,6 +62,22 @@ def check_transition(owner: object, before: S, after: S, table: Mapping[S, Seque
     return after
 
 
+def facts(prefix: str, event: str, owner: Any = None, **values: object) -> dict[str, object]:
+    """Return the fields of a line in the log; they begin with `rbfly_`.
+
+    :param prefix: what the line begins with, see :attr:`.Settings.log_prefix`.
+    :param event: what has happened.
+    :param owner: the publisher or subscription that the line is about, or the first of them.
+    :param values: other fields; those that are None are left out.
+    """
+    found: dict[str, object] = {'event': event, 'client': prefix[1:-2]}
+    if owner is not None:
+        kind = 'publisher' if owner.role is Role.PUBLISH else 'subscription'
+        found |= {'kind': kind, 'stream': owner.stream, 'name': getattr(owner, 'name', '')}
+    found |= values
+    return {f'rbfly_{key}': value for key, value in found.items() if value is not None}
+
+
 class Observer:
     """Receives the events of a client; ignores all of them unless overridden.
 
@@ -104,6 +120,28 @@ class Observer:
         :param first: first offset of the stream, if retention has removed those before it; or, if
             it is lower than `wanted`, the offset after the end of the stream.
         """
+
+    def on_confirms_overdue(
+        self, registration: object, count: int, seconds: float, broker: str
+    ) -> None:
+        """The broker has confirmed none of a publisher's oldest messages for long.
+
+        :param count: number of those messages.
+        :param seconds: how long they have waited, at least.
+        :param broker: `'answers'`, `'blocked'` or `'silent'`.
+        """
+
+    def on_confirms_resumed(self, registration: object, seconds: float) -> None:
+        """Those messages are settled; only after `on_confirms_overdue`."""
+
+    def on_delivery_stalled(self, registration: object, seconds: float) -> None:
+        """The broker delivers nothing to a subscription, although the stream has more messages.
+
+        :param seconds: how long a task has waited for a message, about.
+        """
+
+    def on_delivery_resumed(self, registration: object, seconds: float) -> None:
+        """The broker delivers again; only after `on_delivery_stalled`."""
 
     def on_partition_added(self, super_stream: str, partition: str) -> None:
         """A subscription of a super stream has found another partition, and reads it."""
@@ -182,6 +220,6 @@ def call_each(callbacks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P
             message = f'{callback!r} failed'
             loop = asyncio._get_running_loop()
             if loop is None:  # the last reference was dropped elsewhere
-                logger.error(message, exc_info=ex)
+                logger.error(message, exc_info=ex, extra=facts('', 'callback_failed'))
             else:
                 loop.call_exception_handler({'message': message, 'exception': ex})

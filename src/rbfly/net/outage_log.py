@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ..error import ConnectTimeout, counted
-from .observer import Life, State, call_each
+from .observer import Life, State, call_each, facts
 from .recovery import Recovery, describe, node
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class LogThrottle:
 class Outage:
     """A registration that has no connection, or had none until now; does not refer to it.
 
-    :ivar who: the publisher or subscription.
+    :ivar owner: kind, stream and name of the publisher or subscription.
+    :ivar who: the same, for people.
     :ivar publishes: it is a publisher.
     :ivar resent: number of messages resent in the outage; until it ends, minus those before it.
     :ivar opening: the registration has lost no connection, but cannot open one.
@@ -68,7 +69,8 @@ class Outage:
     """
 
     def __init__(self, registration: Registration) -> None:
-        kind, stream, name = describe(registration)
+        self.owner: tuple[str, str, str] = describe(registration)
+        kind, stream, name = self.owner
         self.publishes: bool = kind == 'publisher'
         self.who: str = f'{kind} {name!r} of {stream!r}' if name else f'{kind} of {stream!r}'
         self.resent: int = -registration.owner.resent
@@ -110,14 +112,16 @@ class OutageLog(Recovery):
         if now >= self._calls.next:
             self._calls.advance(now)
             following = next_attempt(retry_at - now)
-            self._log(logging.WARNING, f'a call waits: {error}; {following}')
+            text = f'a call waits: {error}; {following}'
+            self._log(logging.WARNING, text, 'call_waiting', (), error=str(error))
 
     def on_renewal_failed(self, error: Exception, retry_at: float) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._renewals.next and logger.isEnabledFor(logging.WARNING):
             self._renewals.advance(now)
             following = next_attempt(retry_at - now)
-            self._log(logging.WARNING, f'cannot renew the credentials: {error}; {following}')
+            text = f'cannot renew the credentials: {error}; {following}'
+            self._log(logging.WARNING, text, 'renewal_failed', (), error=str(error))
 
     def on_disconnect(self) -> None:
         if self._has_news():
@@ -237,32 +241,43 @@ class OutageLog(Recovery):
         following = 'connecting'
         if attempts:
             following = next_attempt(min(attempts) - now)
-        lines: list[tuple[int, str]] = []
+        lines: list[tuple[int, str, str, Sequence[Outage]]] = []
         if lost:
-            lines.append((logging.WARNING, text_of_lost(lost)))
+            lines.append((logging.WARNING, text_of_lost(lost), 'lost', lost))
         if opening:
             text = f'{all_of(opening)} cannot be opened: {opening[-1].reason}; {following}'
-            lines.append((logging.WARNING, text))
+            lines.append((logging.WARNING, text, 'cannot_open', opening))
         if waiting and now >= self._reminders.next:
             self._reminders.advance(now)
             text = text_of_waiting(waiting, now)
-            lines.append((logging.WARNING, f'{text}; {following}'))
+            lines.append((logging.WARNING, f'{text}; {following}', 'no_connection', waiting))
         if failed:
             text = f'{all_of(failed)} gave up after {duration(failed)}: {failed[-1].reason}'
-            lines.append((logging.WARNING, text))
+            lines.append((logging.WARNING, text, 'gave_up', failed))
         if lost or opening or failed:
             self._losses.advance(now)
             self._reminders.advance(now)
         if back and logger.isEnabledFor(logging.INFO):
-            lines.append((logging.INFO, text_of_back(back)))
+            lines.append((logging.INFO, text_of_back(back), 'reconnected', back))
         for outage in [*lost, *opening, *back]:
             outage.losses = 0
         if not self._outages:
             self._reminders.restart()
         call_each([partial(self._log, *line) for line in lines])
 
-    def _log(self, level: int, text: str) -> None:
-        logger.log(level, '%s%s', self._prefix, text)
+    def _log(
+        self, level: int, text: str, event: str, outages: Sequence[Outage], error: str | None = None
+    ) -> None:
+        values: dict[str, object] = {'error': error}
+        if outages:
+            kind, stream, name = outages[0].owner
+            values = {'kind': kind, 'stream': stream, 'name': name, 'count': len(outages)}
+            values['error'] = outages[-1].reason
+            if event not in ('lost', 'cannot_open'):
+                values['seconds'] = round(max(outage.seconds for outage in outages), 3)
+            if event == 'reconnected':
+                values['node'] = outages[0].node
+        logger.log(level, '%s%s', self._prefix, text, extra=facts(self._prefix, event, **values))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -58,9 +58,9 @@ class Pool:
         return any(self._open(role) for role in Role)
 
     @property
-    def opened(self) -> list[Connection]:
-        """All open connections."""
-        return [item for role in Role for item in self._open(role)]
+    def opened(self) -> list[tuple[Role, Connection]]:
+        """The open connections, with their roles."""
+        return [(role, item) for role in Role for item in self._connections[role] if item.is_open]
 
     def responsive(self, is_ping: bool = False) -> Connection | None:
         """Return an open connection that answers requests without delay, if there is one.
@@ -235,7 +235,7 @@ class Pool:
     def _sweep(self) -> None:
         """Close connections that were unused since the last sweep, but keep at least one."""
         self._timer = None
-        opened = self.opened
+        opened = [item for role in Role for item in self._open(role)]
         before = self._unused
         self._unused = {item: item.requests_sent for item in opened if item.is_unused}
         idle = [item for item, requests in self._unused.items() if before.get(item) == requests]

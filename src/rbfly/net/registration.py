@@ -29,7 +29,7 @@ from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_erro
 from ..protocol.commands import Command
 from .cluster import Cluster
 from .connection import Connection, disconnected
-from .observer import Life, Observer, Role, State, check_transition
+from .observer import Life, Observer, Role, State, check_transition, facts
 from .retry import Backoff, can_retry, is_cut
 
 logger: logging.Logger = logging.getLogger('rbfly.net')
@@ -105,6 +105,9 @@ class Registration:
     :ivar declared: True once the declaration has been open.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
+    :ivar opened: number of times that the declaration has been open.
+    :ivar waiting_since: time of the event loop from which the owner has needed the declaration,
+        while it is not open; None if it is open, or nothing needs it.
     :ivar retry_at: time of the event loop at which the next try begins, while it backs off.
     :ivar moved: the broker has ended the last declaration: the stream is not available there.
     """
@@ -117,6 +120,8 @@ class Registration:
         self.patient = patient
         self.state: State = State.IDLE
         self.life: Life = Life.ACTIVE
+        self.opened: int = 0
+        self.waiting_since: float | None = None
         self.retry_at: float = 0.0
         self._generation = cluster.generation  # at the last `ensure_open`
         self.moved: bool = False
@@ -130,6 +135,7 @@ class Registration:
         self._lost_by: RbFlyError | None = None  # until it is declared again
         self._outcome: asyncio.Future[int] | None = None  # of `open`
         self._closed: asyncio.Event | None = None  # of `wait_closed`
+        cluster.known.add(self)
 
     def __repr__(self) -> str:
         owner = getattr(self, '_owner', None)
@@ -144,6 +150,13 @@ class Registration:
     def is_open(self) -> bool:
         """True if the publisher or subscription is declared."""
         return self.state is State.OPEN
+
+    @property
+    def status(self) -> str:
+        """The state in one word, for people."""
+        if self.state in (State.OPENING, State.BACKING_OFF):
+            return 'reconnecting' if self.declared else 'connecting'
+        return 'not open' if self.state is State.IDLE else self.state.value
 
     @property
     def is_disconnected(self) -> bool:
@@ -161,6 +174,10 @@ class Registration:
     def _enter(self, state: State, error: Exception | None = None) -> None:
         """Change the state of the declaration."""
         before, self.state = self.state, check_transition(self, self.state, state, TRANSITIONS)
+        if state not in (State.OPENING, State.BACKING_OFF):
+            self.waiting_since = None
+        elif self.waiting_since is None:
+            self.waiting_since = asyncio.get_running_loop().time()
         self._notify(before, state, error)
         outcome = self._outcome
         if state in (State.OPENING, State.BACKING_OFF) or outcome is None or outcome.done():
@@ -175,8 +192,10 @@ class Registration:
         self._notify(before, life, None)
 
     def _notify(self, before: State | Life, after: State | Life, error: Exception | None) -> None:
-        prefix = self.cluster.settings.log_prefix
-        logger.debug('%s%r: %s -> %s', prefix, self._owner, before.value, after.value)
+        if logger.isEnabledFor(logging.DEBUG):
+            prefix, states = self.cluster.settings.log_prefix, (before.value, after.value)
+            extra = facts(prefix, 'state', self._owner, before=states[0], state=states[1])
+            logger.debug('%s%r: %s -> %s', prefix, self._owner, *states, extra=extra)
         self.cluster.observers.notify(Observer.on_transition, self, before, after, error)
 
     # -- what the owner calls
@@ -286,6 +305,7 @@ class Registration:
             self.reset()
         finally:
             self._enter_life(Life.CLOSED)
+            self.cluster.known.discard(self)
             if self._closed is not None:
                 self._closed.set()
             del self._owner  # the owner refers back: break the reference cycle
@@ -359,6 +379,7 @@ class Registration:
         self._opened_at = asyncio.get_running_loop().time()
         self._opening = self._lost_by = None
         self.declared = True
+        self.opened += 1
         try:
             self._enter(State.OPEN)
             self._owner.on_open(connection, self.id)

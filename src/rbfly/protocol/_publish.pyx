@@ -90,6 +90,26 @@ cdef class PublishWindow(FrameBuilder):
         (int)."""
         return self.in_flight + self.queued - self.given_up
 
+    @property
+    def oldest(self):
+        """Publishing id of the first message in flight (int); None if none is."""
+        return entry_at(&self.ring, self.ring.head).id if self.in_flight else None
+
+    def count_in_flight(self, uint64_t last):
+        """Count the messages in flight up to a publishing id."""
+        cdef Py_ssize_t count = 0
+        cdef Entry *entry
+        cdef uint64_t i
+        self._enter()
+        try:
+            for i in range(self.ring.head, self.ring.sent):
+                entry = entry_at(&self.ring, i)
+                if entry.state != SETTLED and entry.id <= last:
+                    count += messages_of(self._frame_of(entry), entry)
+        finally:
+            self.busy = False
+        return count
+
     # -- publishing ids
 
     def check_ids(self, object messages, Py_ssize_t start, Py_ssize_t stop, object before=None):

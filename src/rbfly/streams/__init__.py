@@ -40,18 +40,27 @@ if TYPE_CHECKING:
         PublisherBinBatch,
         connection,
     )  # fmt: skip
+    from .description import (
+        ConnectionDescription,
+        Description,
+        ErrorDescription,
+        PublisherDescription,
+        SubscriptionDescription,
+    )
     from .events import *  # noqa: F403
+    from .health import Health
 
 __all__ = [
     'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar',
     'AuthMechanism', 'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit',
-    'Compression', 'Confirmation', 'Credentials', 'Group', 'Message', 'MessageBatch', 'MessageCtx',
+    'Compression', 'Confirmation', 'ConnectionDescription', 'Credentials', 'Description',
+    'ErrorDescription', 'Group', 'Health', 'Message', 'MessageBatch', 'MessageCtx',
     'MessageFilter', 'Offset', 'OffsetTracking', 'OffsetType', 'OnDecodeError', 'OnGap',
     'Publisher', 'PublisherBatch', 'PublisherBatchFast', 'PublisherBatchLimit',
-    'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch', 'StreamStats', 'StreamsClient',
-    'Subscriber', 'Subscription', 'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription',
-    'Symbol', 'by_hash', 'by_key', 'connection', 'get_message_ctx', 'stream_message_ctx',
-    'streams_client',
+    'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch', 'PublisherDescription',
+    'StreamStats', 'StreamsClient', 'Subscriber', 'Subscription', 'SubscriptionDescription',
+    'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription', 'Symbol', 'by_hash',
+    'by_key', 'connection', 'get_message_ctx', 'stream_message_ctx', 'streams_client',
 ]  # fmt: skip
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
@@ -59,10 +68,11 @@ if TYPE_CHECKING:
     __all__ += events.__all__
 else:  # a program pays only for what it uses
     _EVENTS = (
-        'Activated ConnectionEvent ConnectionLost ConnectionOpened Deactivated Event Events'
-        ' EventsDropped GroupEvent HandoverLate OffsetGap PartitionAdded PartitionEvent'
-        ' PartitionGone Recovered RecoveryFailed RecoveryScheduled RegistrationEvent RenewalFailed'
-        ' RenewalRefused StreamDeleted StreamMoved'
+        'Activated ConfirmsOverdue ConfirmsResumed ConnectionEvent ConnectionLost ConnectionOpened'
+        ' Deactivated DeliveryResumed DeliveryStalled Event Events EventsDropped GroupEvent'
+        ' HandoverLate OffsetGap PartitionAdded PartitionEvent PartitionGone Recovered'
+        ' RecoveryFailed RecoveryScheduled RegistrationEvent RenewalFailed RenewalRefused'
+        ' StreamDeleted StreamMoved'
     )
     __all__ += _EVENTS.split()
     __getattr__ = later(
@@ -73,6 +83,9 @@ else:  # a program pays only for what it uses
             'rbfly.streams.compat': 'PublisherBatch PublisherBatchFast PublisherBatchLimit'
             ' PublisherBatchMem PublisherBin PublisherBinBatch connection',
             'rbfly.streams._publish.confirmation': 'Confirmation',
+            'rbfly.streams.description': 'ConnectionDescription Description ErrorDescription'
+            ' PublisherDescription SubscriptionDescription',
+            'rbfly.streams.health': 'Health',
             'rbfly.streams.events': f'events {_EVENTS}',
             'rbfly.streams._group.handover': 'Group',
             'rbfly.streams._publish.publisher': 'Publisher',

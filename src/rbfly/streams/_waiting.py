@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from ..checks import check_timeout
-from ..error import STOPS, of_callback
+from ..error import STOPS, counted, of_callback
 
 # Seconds.  A turn may pass a few messages before it looks at the clock: together less than 5 ms.
 TURN = 0.004
@@ -106,3 +108,9 @@ def expire(future: Any, expired: list[bool]) -> None:
     if not future.done():
         expired.append(True)
         future.set_result(None)
+
+
+def counted_states(states: Sequence[str]) -> str:
+    """Return the states of the partitions of a super stream in words, the most common one first."""
+    found = [f'{count} {state}' for state, count in Counter(states).most_common()]
+    return f'{counted(len(states), "partition")}: {", ".join(found)}' if found else 'no partitions'

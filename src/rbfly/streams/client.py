@@ -13,7 +13,9 @@ from ..error import ArgumentError, ArgumentTypeError, StreamConnectionError
 from ..later import Later, datetime
 from ..net.cluster import Cluster
 from ..net.connection import Connection
+from ..net.history import History
 from ..net.login import AuthMechanism, Credentials
+from ..net.observer import Role
 from ..net.outage_log import OutageLog
 from ..net.uri import ConnectionInfo, Endpoint, Settings, endpoint, parse_uri
 from ..net.waiting import can_wait
@@ -25,7 +27,9 @@ from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnG
 
 if TYPE_CHECKING:
     from ..net import credentials as credentials_module
+    from . import description as description_module
     from . import events as events_module
+    from . import health as health_module
     from ._consume import options, subscription
     from ._group import handover
     from ._offsets import tracking
@@ -33,7 +37,9 @@ if TYPE_CHECKING:
     from ._super_stream import client as super_client
 else:  # a program pays only for what it uses
     credentials_module = Later('rbfly.net.credentials')
+    description_module = Later('rbfly.streams.description')
     events_module = Later('rbfly.streams.events')
+    health_module = Later('rbfly.streams.health')
     handover = Later('rbfly.streams._group.handover')
     opening = Later('rbfly.streams._publish.opening')
     options = Later('rbfly.streams._consume.options')
@@ -202,13 +208,22 @@ class StreamsClient(ClientBase):
             settings = Settings(endpoints(infos), auth_mechanism)
         self._cluster = Cluster(check_settings(settings))
         self._cluster.observers.add(OutageLog(settings.log_prefix))
+        self._history = History()
+        self._cluster.observers.add(self._history)
         self._members = WeakSet()
         self._users = 0
         self._windows = WeakSet()
         self._names = WeakValueDictionary()
 
     def __repr__(self) -> str:
-        return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.endpoints)}>'
+        cluster = self._cluster
+        roles = [item.owner.role for item in list(cluster.known) if hasattr(item, 'owner')]
+        publishers = roles.count(Role.PUBLISH)
+        return (
+            f'<StreamsClient {", ".join(str(i) for i in cluster.settings.endpoints)}'
+            f' connections={len(cluster.connections)} publishers={publishers}'
+            f' subscriptions={len(roles) - publishers} connections_lost={self._history.lost}>'
+        )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ArgumentTypeError(
@@ -263,6 +278,31 @@ class StreamsClient(ClientBase):
         check_integer('limit', limit, 1, 2**31 - 1)
         self._cluster.check_loop()
         return events_module.Events(self._cluster, limit)
+
+    def health(self) -> health_module.Health:
+        """Return whether the client works, without asking the broker.
+
+        It does not if a publisher, a subscription or a call has been without a connection for more
+        than a second; if a publisher or a subscription has failed; if confirms are late; or if a
+        subscription receives nothing although its stream has more messages.  The reasons say which.
+        A client that was not used, or was closed, is healthy.  `ping` asks the broker.
+
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        self._cluster.check_loop()
+        return health_module.health_of(self._cluster)
+
+    def describe(self) -> description_module.Description:
+        """Return what the client has open where, without asking the broker.
+
+        `print(client.describe())` prints it as text for a bug report: versions, connections,
+        publishers, subscriptions, their states and the last errors.  It contains names and
+        addresses, but no user, no password and nothing of a message.
+
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        self._cluster.check_loop()
+        return description_module.describe_client(self._cluster, self._history)
 
     async def get_protocol(self, *, wait_connected: bool = True) -> Connection:
         """Return an open connection; connect if there is none.

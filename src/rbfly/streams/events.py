@@ -18,10 +18,14 @@ from ._waiting import WaitingTasks
 
 __all__ = [
     'Activated',
+    'ConfirmsOverdue',
+    'ConfirmsResumed',
     'ConnectionEvent',
     'ConnectionLost',
     'ConnectionOpened',
     'Deactivated',
+    'DeliveryResumed',
+    'DeliveryStalled',
     'Event',
     'Events',
     'EventsDropped',
@@ -154,6 +158,52 @@ class RecoveryFailed(RegistrationEvent):
 
 class StreamDeleted(RegistrationEvent):
     """The stream of an open publisher or subscription was deleted."""
+
+
+class ConfirmsOverdue(RegistrationEvent):
+    """Messages of a publisher have waited 30 seconds for confirms, although it is connected.
+
+    :ivar count: number of these messages.
+    :ivar seconds: how long they have waited, at least.
+    :ivar broker: what the broker does: it answers requests (`'answers'`); or it accepts new
+        connections, but does not read from the publisher's (`'blocked'`), as during a disk alarm;
+        or it does not answer (`'silent'`).
+    """
+
+    count: int
+    seconds: float
+    broker: Literal['answers', 'blocked', 'silent']
+
+
+class ConfirmsResumed(RegistrationEvent):
+    """All messages of `ConfirmsOverdue` are confirmed, or refused.
+
+    Not emitted if the publisher is closed before, or fails (`RecoveryFailed`).
+
+    :ivar seconds: how long they have waited, at least.
+    """
+
+    seconds: float
+
+
+class DeliveryStalled(RegistrationEvent):
+    """A subscription receives nothing, although its stream has more messages.
+
+    The client subscribes again.
+
+    :ivar seconds: for how long, about.
+    """
+
+    seconds: float
+
+
+class DeliveryResumed(RegistrationEvent):
+    """A subscription receives messages again, after `DeliveryStalled`.
+
+    :ivar seconds: for how long it received nothing, about.
+    """
+
+    seconds: float
 
 
 class OffsetGap(Event):
@@ -301,6 +351,20 @@ class EventQueue(Recovery):
 
     def on_gap(self, stream: str, wanted: int, first: int) -> None:
         self._add(OffsetGap(stream, wanted, first))
+
+    def on_confirms_overdue(
+        self, registration: Any, count: int, seconds: float, broker: Any
+    ) -> None:
+        self._add(ConfirmsOverdue(*describe(registration), count, seconds, broker))
+
+    def on_confirms_resumed(self, registration: Any, seconds: float) -> None:
+        self._add(ConfirmsResumed(*describe(registration), seconds))
+
+    def on_delivery_stalled(self, registration: Any, seconds: float) -> None:
+        self._add(DeliveryStalled(*describe(registration), seconds))
+
+    def on_delivery_resumed(self, registration: Any, seconds: float) -> None:
+        self._add(DeliveryResumed(*describe(registration), seconds))
 
     def on_partition_added(self, super_stream: str, partition: str) -> None:
         self._add(PartitionAdded(super_stream, partition))

@@ -75,7 +75,8 @@ async def test_broker_that_stops_delivering(
             stream.reader.live = False
             stream.append(b'%d' % i)
             assert await waiting == b'%d' % i
-            assert len(stream.readers) == i
+            # for each chunk, it has looked for the last message, and subscribed again
+            assert len(stream.readers) == 2 * i - 1
     lines = [text for text in caplog.messages if 'subscribing again' in text]
     assert len(lines) == 3
     assert all(text.startswith("[shop] stream 'test': chunk ") for text in lines)
@@ -147,7 +148,7 @@ async def test_empty_stream_causes_no_resubscription() -> None:
     assert len(stream.readers) == 1
 
 
-async def test_each_chunk_causes_one_resubscription() -> None:
+async def test_each_chunk_causes_one_resubscription(caplog: pytest.LogCaptureFixture) -> None:
     """The chunk may contain stored offsets, which are never delivered."""
     stream = stream_of_chunks(1, 1)
     async with subscribe_to_fake(stream) as messages:
@@ -156,11 +157,15 @@ async def test_each_chunk_causes_one_resubscription() -> None:
             lambda: bool(stream.readers) and stream.reader.sent == 2, 'both chunks are delivered'
         )
         stream.ahead = 1
-        await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
+        await until(
+            lambda: len(stream.readers) == 3,
+            'the client has looked for the last message, and subscribed again',
+        )
         before = count_polls(stream)
         await until(lambda: count_polls(stream) > before + 5, 'the client has polled repeatedly')
-        assert len(stream.readers) == 2
+        assert len(stream.readers) == 3
         await cancel_and_wait(waiting)
+    assert not [item for item in caplog.records if item.levelno >= logging.WARNING]
 
 
 async def test_reported_chunk_has_time_to_arrive(

@@ -100,7 +100,7 @@ class Attempts:
         self.found: list[tuple[float, str]] = []
         caplog.set_level(logging.CRITICAL)
 
-        def warning(text: str, *arguments: Any) -> None:
+        def warning(text: str, *arguments: Any, extra: dict[str, object]) -> None:
             if 'no progress' not in text:
                 return
             assert arguments[1] == GROUP

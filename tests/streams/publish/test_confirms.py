@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
@@ -313,15 +312,6 @@ async def test_late_confirms_are_ignored() -> None:
 
 
 # -- alarms
-
-
-@pytest_asyncio.fixture
-async def alarmed(private_broker: Callable[[], RabbitMQ]) -> AsyncIterator[RabbitMQ]:
-    """A private broker; its alarms are cleared afterwards."""
-    broker = private_broker()
-    yield broker
-    for setting in (('set_disk_free_limit', '50MB'), ('set_vm_memory_high_watermark', '0.6')):
-        await asyncio.to_thread(broker.ctl, *setting)
 
 
 async def test_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:

@@ -45,6 +45,11 @@ class Connection(Engine):
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    confirm_check: object = None
+
+    def check_confirms(self, check: object) -> None:
+        pass
+
     def require_answer(self) -> None:
         pass
 
@@ -72,6 +77,7 @@ class Cluster:
         self.connection = connection
         self.generation = 0
         self.busy_poll = 0.0
+        self.known: set[object] = set()
         self.registrations: dict[object, None] = {}
         self.observers = Observers()
         self.settings = Settings([])

@@ -181,6 +181,45 @@ class SubscriptionSession(Owner):
         """True if the broker delivers messages."""
         return self.registration.is_open and (self._member is None or self._member.is_active)
 
+    @property
+    def status(self) -> str:
+        """What the subscription does, for people."""
+        if self.ended:
+            return self.state.value
+        if self._waiter.ended:
+            return 'ended'
+        if self._error is not None:
+            return 'failed'
+        text = self.registration.status
+        if self._member is not None and self.registration.is_open:
+            text += f', {self._member.activity.value}'
+        return f'{text}, stalled' if self.stalled_since is not None else text
+
+    @property
+    def reconnects(self) -> int:
+        """How often the subscription was declared again."""
+        return max(0, self.registration.opened - 1)
+
+    @property
+    def stalled_since(self) -> float | None:
+        """Time of the event loop since which the broker delivers nothing that it has, about."""
+        return self._watchdog.stall.since
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error that the next task that waits gets, if there is one."""
+        return self._error or (self._revoke_errors[0] if self._revoke_errors else None)
+
+    @property
+    def group(self) -> str:
+        """Name of its consumer group; '' for none."""
+        return '' if self._member is None else self._member.group.name
+
+    @property
+    def initial_credit(self) -> int:
+        """Number of chunks that the broker may send ahead."""
+        return self._credit
+
     # -- the group
 
     @property

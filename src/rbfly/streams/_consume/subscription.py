@@ -57,7 +57,12 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
         self._waiter = waiter
 
     def __repr__(self) -> str:
-        return f'<{type(self).__name__} stream={self.stream!r} offset={self._offset!r}>'
+        session = self._session
+        return (
+            f'<{type(self).__name__} stream={self.stream!r} offset={self._offset!r}'
+            f' state={session.status!r} position={session.position}'
+            f' reconnects={session.reconnects}>'
+        )
 
     async def __aenter__(self) -> Self:
         try:
@@ -198,7 +203,8 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
         try:
             batch = await self._waiter.wait_joined(limit, 0, timeout, self)
         except Ended:
-            raise about(SubscriptionClosed(f'{self!r} has ended'), self.stream) from None
+            error = SubscriptionClosed(f'the {self._session!r} has ended')
+            raise about(error, self.stream) from None
         return empty_batch() if batch is None else batch
 
 

@@ -1,4 +1,9 @@
-"""Detects that the broker has stopped delivering, by polling StreamStats."""
+"""Detects that the broker has stopped delivering, by polling StreamStats.
+
+The statistics count chunks of stored offsets, which the broker never delivers.  So a missing chunk
+proves nothing: the watchdog subscribes again, once for each chunk, but reports a stall only if the
+stream has a message.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,12 @@ import logging
 from collections.abc import Callable
 
 from ...error import RbFlyError
+from ...net.observer import facts
 from ...net.registration import Registration
 from ...protocol._cursor import MessageCursor
 from .._offsets.queries import end_of_messages, request_stats
 from .._waiting import cancel
+from .stall import DeliveryStall
 from .waiter import Waiter
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
@@ -18,6 +25,7 @@ logger: logging.Logger = logging.getLogger('rbfly.streams')
 SILENCE = 30.0  # seconds without a chunk until the first poll; doubled after each poll
 SILENCE_LAST = 3600.0
 GRACE = 1.0  # seconds for a chunk to arrive that StreamStats has reported
+LOOK = 10.0  # seconds to find out whether the stream has a message
 
 
 class DeliveryWatchdog:
@@ -25,6 +33,7 @@ class DeliveryWatchdog:
 
     :param in_group: subscribing again leaves a consumer group, so look for a message first.
     :ivar timer: timer of the next poll, or of the grace period after one; None if stopped.
+    :ivar stall: reports that messages are missing.
     """
 
     def __init__(
@@ -46,6 +55,8 @@ class DeliveryWatchdog:
         self._last_id = -1  # of the last chunk when the timer was set
         self._is_time = False
         self._accepted: int | None = None  # missing chunk for which not to subscribe again
+        self._silent_since = 0.0  # time of the event loop, about
+        self.stall: DeliveryStall = DeliveryStall(registration, cursor)
 
     def start(self, *, is_time: bool) -> None:
         """Watch the registration, which is open.
@@ -53,10 +64,13 @@ class DeliveryWatchdog:
         :param is_time: the subscription starts at a time, perhaps after the last chunk.
         """
         self._is_time = is_time
+        self.stall.look()
+        self._silent_since = asyncio.get_running_loop().time()
         self._set(self._seconds, self._poll)
 
     def stop(self) -> None:
         """Stop watching: the registration is not open any more."""
+        self.stall.stop()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -66,6 +80,7 @@ class DeliveryWatchdog:
     def start_over(self) -> None:
         """The stream was deleted."""
         self._accepted = None
+        self.stall.clear()
 
     def _set(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
         self._last_id = self._cursor.last_chunk.id
@@ -75,6 +90,7 @@ class DeliveryWatchdog:
         connection = self._registration.connection
         if self._cursor.last_chunk.id != self._last_id:
             self._seconds = SILENCE
+            self._silent_since = asyncio.get_running_loop().time()
         elif self._waiter.is_waiting() and connection is not None and connection.is_open:
             self._seconds = min(2 * self._seconds, SILENCE_LAST)
             request_stats(connection, self._stream, self._on_stats)
@@ -94,15 +110,11 @@ class DeliveryWatchdog:
             self._set(GRACE, self._on_grace, committed)
 
     def _on_grace(self, chunk_id: int) -> None:
-        if not self._is_silent():
-            self._set(self._seconds, self._poll)
-            return
-        # The broker never delivers a chunk of stored offsets: subscribing again once is enough.
-        self._accepted = chunk_id
-        if not self._in_group:
-            self._subscribe_again(chunk_id)
-            return
+        is_silent = self._is_silent()
         self._set(self._seconds, self._poll)
+        if not is_silent or self._task is not None:
+            return
+        self._accepted = chunk_id
         self._task = asyncio.create_task(self._look_for_message(chunk_id))
 
     def _is_silent(self) -> bool:
@@ -114,18 +126,36 @@ class DeliveryWatchdog:
         )
 
     async def _look_for_message(self, chunk_id: int) -> None:
+        is_stalled = await self._has_message()
+        if is_stalled:
+            await asyncio.sleep(GRACE)  # it may have been published just now
+        self._task = None
+        if not self._is_silent():
+            return
+        if is_stalled:
+            self.stall.begin(self._silent_since)
+        if is_stalled or not self._in_group:
+            self._subscribe_again(chunk_id)
+
+    async def _has_message(self) -> bool:
         cursor = self._cursor
         try:
-            end = await end_of_messages(self._registration.cluster, self._stream)
-        except RbFlyError:
-            return  # the registration handles a lost connection
-        self._task = None
-        if self._is_silent() and end > max(cursor.position or 0, cursor.skip_before):
-            self._subscribe_again(chunk_id)
+            async with asyncio.timeout(LOOK):
+                end = await end_of_messages(self._registration.cluster, self._stream)
+        except (RbFlyError, TimeoutError):
+            return False  # the registration handles a lost connection
+        # A stream that has had messages has a last one, unless the broker delivers none at all.
+        delivers_none = end == 0 and cursor.position is not None
+        return delivers_none or end > max(cursor.position or 0, cursor.skip_before)
 
     def _subscribe_again(self, chunk_id: int) -> None:
         self._registration.reset()
         self._waiter.wake()
         prefix = self._registration.cluster.settings.log_prefix
-        text = '%sstream %r: chunk %d was not delivered; subscribing again'
-        logger.info(text, prefix, self._stream, chunk_id)
+        logger.info(
+            '%sstream %r: chunk %d was not delivered; subscribing again',
+            prefix,
+            self._stream,
+            chunk_id,
+            extra=facts(prefix, 'subscribing_again', self._registration.owner, chunk=chunk_id),
+        )

@@ -17,6 +17,7 @@ from ...error import (
     about,
     add_note,
 )
+from ...net.observer import facts
 from ...net.waiting import settled
 from ...protocol import commands
 from ...record import CheckedRecord
@@ -107,7 +108,8 @@ class RevokeError(CallbackError):
     def log(self, prefix: str) -> None:
         """Log the error: no call can raise it."""
         text = '%s%s has failed, and no task waits for the error: %s'
-        logger.warning(text, prefix, self.where, self, exc_info=self.error)
+        extra = facts(prefix, 'on_revoke_failed', error=str(self))
+        logger.warning(text, prefix, self.where, self, exc_info=self.error, extra=extra)
 
 
 def first_of(errors: Sequence[BaseException]) -> BaseException:

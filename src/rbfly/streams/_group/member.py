@@ -29,7 +29,7 @@ from ...error import (
     about,
 )
 from ...net.connection import Connection
-from ...net.observer import Observer, check_transition
+from ...net.observer import Observer, check_transition, facts
 from ...net.registration import Registration
 from ...net.retry import backoff
 from ...protocol import commands
@@ -343,7 +343,8 @@ class Member:
         self._answer(start)
         session.on_activity(active=True)
         prefix = cluster.settings.log_prefix
-        logger.info('%sthe %r is active, from offset %d on', prefix, self, start)
+        extra = self._facts('activated', offset=start)
+        logger.info('%sthe %r is active, from offset %d on', prefix, self, start, extra=extra)
         self._notify(Observer.on_activated)
 
     async def _find_start(self) -> int:
@@ -417,13 +418,14 @@ class Member:
         except RevokeError as ex:
             self._session.on_revoke_failed(ex)
         except OffsetNotStored as ex:
-            self._warn(f'stores no offset: {ex}')
+            self._warn(f'stores no offset: {ex}', 'offset_not_stored', str(ex))
         if can_store:
             try:
                 async with asyncio.timeout_at(self._leave_by + STORE_TIMEOUT):
                     await self._store()
             except (RbFlyError, TimeoutError) as ex:
-                self._warn(f'cannot store its offset: {str(ex) or type(ex).__name__}')
+                reason = str(ex) or type(ex).__name__
+                self._warn(f'cannot store its offset: {reason}', 'offset_not_stored', reason)
         self._has_handed_over = True
         self._stand_by()
 
@@ -432,7 +434,8 @@ class Member:
         self._revocation.cancel()
         if self.activity in (Activity.ACTIVE, Activity.LEAVING):
             self._enter(Activity.LATE)
-            self._warn('has not finished its messages: another member may repeat them')
+            text = 'has not finished its messages: another member may repeat them'
+            self._warn(text, 'handover_late')
             self._notify(Observer.on_handover_late)
 
     async def _finish(self) -> None:
@@ -459,8 +462,13 @@ class Member:
             else:
                 return
 
-    def _warn(self, text: str) -> None:
-        logger.warning('%sthe %r %s', self._cluster.settings.log_prefix, self, text)
+    def _warn(self, text: str, event: str, error: str | None = None) -> None:
+        prefix, extra = self._cluster.settings.log_prefix, self._facts(event, error=error)
+        logger.warning('%sthe %r %s', prefix, self, text, extra=extra)
+
+    def _facts(self, event: str, **values: object) -> dict[str, object]:
+        prefix, group = self._cluster.settings.log_prefix, self.group.name
+        return facts(prefix, event, kind='subscription', stream=self._stream, group=group, **values)
 
     def _notify(self, event: Callable[..., None], *details: object) -> None:
         self._cluster.observers.notify(event, self._stream, self.group.name, *details)
@@ -477,7 +485,8 @@ class Member:
         if was_active:
             self._session.on_activity(active=False)
             prefix = self._cluster.settings.log_prefix
-            logger.info('%sthe %r is no longer active', prefix, self)
+            extra = self._facts('deactivated')
+            logger.info('%sthe %r is no longer active', prefix, self, extra=extra)
             self._notify(Observer.on_deactivated, not self._has_handed_over)
 
     def _forget(self) -> None:

@@ -11,6 +11,7 @@ from weakref import WeakSet
 from ...error import RbFlyError, StreamConnectionError
 from ...net.connection import Connection
 from ...net.handshake import broker_version
+from ...net.observer import facts
 from ...net.registration import Registration
 from .._offsets.queries import end_of_messages, next_offset, stored_offset
 from .._waiting import cancel
@@ -128,6 +129,13 @@ class StrandedCheck:
             self._stream,
             self._seconds,
             what,
+            extra=facts(
+                prefix,
+                'group_stranded',
+                self._registration.owner,
+                group=self._group,
+                seconds=self._seconds,
+            ),
         )
         self._registration.reset()
         if closes:

@@ -6,7 +6,7 @@ import logging
 
 from ...error import OffsetGapError
 from ...net.cluster import Cluster
-from ...net.observer import Observer
+from ...net.observer import Observer, facts
 from ...protocol._cursor import MessageCursor
 from ...protocol.start import Start
 from ..types import OnGap
@@ -61,4 +61,13 @@ class GapCheck:
         self._cluster.observers.notify(Observer.on_gap, error.stream, error.wanted, error.first)
         if self._on_gap == 'raise':
             raise error
-        logger.warning('%s%s', self._cluster.settings.log_prefix, error)
+        prefix = self._cluster.settings.log_prefix
+        extra = facts(
+            prefix,
+            'offset_gap',
+            kind='subscription',
+            stream=error.stream,
+            offset=error.wanted,
+            first=error.first,
+        )
+        logger.warning('%s%s', prefix, error, extra=extra)

@@ -18,7 +18,7 @@ from ...error import (
     copy_error,
 )
 from ...net.connection import Connection
-from ...net.observer import Life
+from ...net.observer import Life, facts
 from ...net.registration import Registration
 from ...protocol import commands
 from ...protocol._cursor import MessageCursor
@@ -357,7 +357,15 @@ class OffsetStore:
     def _log(self, reason: object) -> None:
         prefix = self._cluster.settings.log_prefix
         text = '%scannot store offset %r of stream %r: %s'
-        logger.warning(text, prefix, self._reference, self._stream, reason)
+        extra = facts(
+            prefix,
+            'offset_not_stored',
+            kind='subscription',
+            stream=self._stream,
+            reference=self._reference,
+            error=str(reason),
+        )
+        logger.warning(text, prefix, self._reference, self._stream, reason, extra=extra)
 
     async def verify(self, connection: Connection) -> None:
         """Check that the broker has stored the offset of the last finished message.

@@ -21,7 +21,20 @@ class BasePublisher:
     stream: str
 
     def __repr__(self) -> str:
-        return f'<{type(self).__name__} stream={self.stream!r} name={self.name or None!r}>'
+        return (
+            f'<{type(self).__name__} stream={self.stream!r} name={self.name or None!r}'
+            f' state={self._status!r} unconfirmed={self.unconfirmed} reconnects={self._reconnects}>'
+        )
+
+    @property
+    def _status(self) -> str:
+        """What the publisher does."""
+        raise NotImplementedError
+
+    @property
+    def _reconnects(self) -> int:
+        """How often the publisher was declared again."""
+        raise NotImplementedError
 
     @property
     def next_publish_id(self) -> int:

@@ -167,7 +167,8 @@ class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any,
         self._publisher, self._sessions, self._held = None, [], False
         assert publisher is not None
         if error is not None and not isinstance(error, Exception):  # a cancelled task does not wait
-            publisher._abort(PublisherError(f'{publisher!r} was closed because of {error!r}'))
+            who = f'publisher of {self.info.stream!r}'
+            publisher._abort(PublisherError(f'{who} was closed because of {error!r}'))
             return
         try:
             if error is None:

@@ -75,6 +75,14 @@ class Publisher(FastPublisher, BasePublisher):
         return PublisherCore(loop, window, WindowSemaphore, cls._bounded, bool(info.name))
 
     @property
+    def _status(self) -> str:
+        return self._session.status
+
+    @property
+    def _reconnects(self) -> int:
+        return max(0, self._session.registration.opened - 1)
+
+    @property
     def next_publish_id(self) -> int:
         """Publishing id of the next message, or of the next sub-entry to begin.
 

@@ -43,6 +43,7 @@ from ._confirm import ConfirmFuture, ConfirmGroup
 from ._core import PublisherCore
 from .confirmation import Confirmation, or_refusal, publish_error, with_outcome
 from .name_check import NameCheck
+from .overdue import ConfirmAge, ConfirmCheck
 from .semaphore import WindowSemaphore
 
 E = TypeVar('E', bound=Exception)
@@ -84,6 +85,7 @@ class PublisherSession(Owner):
     :ivar state: whether the publisher takes messages.
     :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
         that ends the wait.
+    :ivar age: how long its first message in flight has waited for the confirm.
     :ivar closing: the client's time for closing.
     :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
     :ivar name_check: detects another publisher of the same name; None without a name.
@@ -107,6 +109,7 @@ class PublisherSession(Owner):
         self.name_check: NameCheck | None = (
             NameCheck(self.registration, stream, name) if name else None
         )
+        self.age: ConfirmAge = ConfirmAge()
         self.closing: CloseTimeout = cluster.closing
         self._cluster = cluster
         self._limit: int = core.window.max_unconfirmed
@@ -120,6 +123,21 @@ class PublisherSession(Owner):
     def __repr__(self) -> str:
         name = f' {self.name!r}' if self.name else ''
         return f'publisher{name} of {self.stream!r}'
+
+    @property
+    def status(self) -> str:
+        """What the publisher does, for people."""
+        if self.state in (*ENDED, PublisherState.FAILED, PublisherState.LOCKED_OUT):
+            return self.state.value
+        if self.registration.is_disconnected:
+            return 'disconnected'
+        return f'{self.registration.status}{", confirms are late" * self.age.overdue}'
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the publisher takes no messages, until a call tries again; None if it does."""
+        failed = self.state in (PublisherState.FAILED, PublisherState.LOCKED_OUT)
+        return self.core.error if failed else None
 
     def _enter(self, state: PublisherState, error: Exception | None = None) -> None:
         """Change the state.
@@ -157,6 +175,7 @@ class PublisherSession(Owner):
         connection.set_publisher(id, None)
         if self.name_check is not None:
             self.name_check.stop()
+        ConfirmCheck.stop(connection)
         self.core.suspend()
         return commands.DeletePublisher(id)
 
@@ -165,6 +184,8 @@ class PublisherSession(Owner):
         if core.undeclared and self.state not in ENDED:  # its next publishing id is known now
             self._enter(PublisherState.OPEN)
         connection.set_publisher(id, core.window)
+        self.age.restart()
+        ConfirmCheck.start(connection)
         core.resume(connection, id)
         self._note_sent()
         self._end_refused()
@@ -186,6 +207,7 @@ class PublisherSession(Owner):
         if isinstance(error, PublisherNameInUse):
             self._lockout = error
         self._give_up(error)
+        self.age.clear()
 
     def on_resume(self) -> None:
         self.core.write()
@@ -404,7 +426,9 @@ class PublisherSession(Owner):
             self.registration.end_outage()
         if self._on_progress is not None:
             self._note_settled(self._on_progress)
-        if self.state in ENDED or self.receiving:
+        if self.age.overdue and self.age.is_over(core.window):
+            ConfirmCheck.end(self)
+        if self.state in ENDED or self.receiving or self.age.overdue:
             core.watch()
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:

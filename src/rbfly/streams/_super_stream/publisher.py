@@ -9,13 +9,14 @@ from collections.abc import AsyncIterable, Iterable, MutableSet, Sequence
 
 from ...error import ConfirmTimeout, PublisherError, RbFlyError, SendProgress, raise_any
 from ...net.cluster import Cluster
+from ...net.observer import facts
 from .._publish._confirm import ConfirmFuture, ConfirmGroup
 from .._publish.base import BasePublisher
 from .._publish.confirmation import Confirmation, summary
 from .._publish.publisher import Publisher
 from .._publish.send_many import SendManyCall
 from .._publish.session import PublisherSession
-from .._waiting import NOW, end_of
+from .._waiting import NOW, counted_states, end_of
 from ..types import PublisherInfo
 from ._routing import FastRoutedPublisher, PublishTarget, Router
 from .held_messages import Found, HeldMessages, as_targets, put_batched
@@ -70,6 +71,18 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         self._sending: asyncio.Task[None] | None = None
 
     @property
+    def _who(self) -> str:
+        return f'publisher of super stream {self.stream!r}'
+
+    @property
+    def _status(self) -> str:
+        return counted_states([item._status for item in self._publishers])
+
+    @property
+    def _reconnects(self) -> int:
+        return sum(item._reconnects for item in self._publishers)
+
+    @property
     def next_publish_id(self) -> int:
         """The lowest next publishing id of a partition.
 
@@ -107,7 +120,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
                 self._errors += filter(None, results)
                 del results  # the traceback of an error must not refer to it
             finally:  # a cancelled task has not closed them
-                self._abort_now(PublisherError(f'{self!r} was closed before the confirm'))
+                self._abort_now(PublisherError(f'{self._who} was closed before the confirm'))
                 self._closed.set()
         else:  # another task closes it, or it was closed
             await self._closed.wait()
@@ -127,7 +140,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         if loop.is_closed():
             self._log_lost()
         else:  # as PublisherSession.abandon
-            text = f'{self!r} was closed because the program dropped its last reference'
+            text = f'{self._who} was closed because the program dropped its last reference'
             loop.call_soon_threadsafe(self._abort, PublisherError(text))
 
     def _abort(self, error: Exception) -> None:
@@ -159,7 +172,15 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         if count:
             prefix = self._cluster.settings.log_prefix
             text = '%ssuper stream %r: messages whose partitions are unknown were not sent: %d'
-            logger.warning(text, prefix, self.stream, count)
+            extra = facts(
+                prefix,
+                'messages_not_sent',
+                kind='publisher',
+                stream=self.stream,
+                name=self.name,
+                messages=count,
+            )
+            logger.warning(text, prefix, self.stream, count, extra=extra)
 
     def _abort_now(self, error: Exception) -> None:
         self._partitions.abort(error)

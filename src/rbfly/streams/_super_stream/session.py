@@ -31,7 +31,7 @@ from ...error import (
     copy_error,
 )
 from ...net.cluster import Cluster
-from ...net.observer import Observer, call_each, check_transition
+from ...net.observer import Observer, call_each, check_transition, facts
 from ...protocol._cursor import MessageCursor
 from ...protocol._decoder import Decoder
 from ...protocol._identity import LastChunk
@@ -44,7 +44,7 @@ from .._consume.waiter import MessageWaiter, Source, Waiter, WaiterState
 from .._group.handover import RevokeError, first_of
 from .._offsets.store import OffsetStore
 from .._offsets.tracking import check_manual
-from .._waiting import WaitingTasks, cancel
+from .._waiting import WaitingTasks, cancel, counted_states
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
 
@@ -174,6 +174,18 @@ class MergedSession:
     def closed(self) -> bool:
         """True if the program receives no more messages."""
         return self.state in ENDS
+
+    @property
+    def status(self) -> str:
+        """What the subscriptions of the partitions do, for people."""
+        if self.state is MergedState.READING:
+            return counted_states([item.status for item in self.sessions.values()])
+        return 'not open' if self.state is MergedState.NEW else self.state.value
+
+    @property
+    def reconnects(self) -> int:
+        """How often the partitions were declared again."""
+        return sum(item.reconnects for item in self.sessions.values())
 
     @property
     def _has_ended(self) -> bool:
@@ -317,7 +329,11 @@ class MergedSession:
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
         self._cluster.observers.notify(event, self.stream, name)
         prefix = self._cluster.settings.log_prefix
-        logger.info('%ssuper stream %r: partition %r %s', prefix, self.stream, name, text)
+        happened = event.__name__.removeprefix('on_')
+        extra = facts(prefix, happened, kind='subscription', stream=name, super_stream=self.stream)
+        logger.info(
+            '%ssuper stream %r: partition %r %s', prefix, self.stream, name, text, extra=extra
+        )
 
     def _start_over(self, error: StreamDoesNotExist) -> None:
         """The super stream was deleted: read the next one with its name from the beginning."""
