@@ -49,6 +49,14 @@ def check_settings(settings: Settings) -> Settings:
     return settings
 
 
+def check_tracing(tracing: object) -> None:
+    """Check that an argument can make the spans of a client."""
+    if tracing is not None and not hasattr(tracing, 'publisher_class'):
+        raise ArgumentTypeError(
+            f'tracing must be what rbfly.otel.tracing() returns, not {type(tracing).__name__}'
+        )
+
+
 def stream_arguments(
     max_length_bytes: int | None,
     max_age: datetime.timedelta | None,

@@ -19,8 +19,8 @@ from ..net.waiting import can_wait
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
 from ._admin.streams import ClientBase
-from ._arguments import check_settings
-from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap
+from ._arguments import check_settings, check_tracing
+from .types import BloomFilterExtract, ClientTracing, Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
     from . import events as events_module
@@ -40,6 +40,9 @@ else:  # a program pays only for what it uses
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
+# Arguments of clients that are created later, by name: an instrumentor of OpenTelemetry sets them.
+DEFAULTS: dict[str, Any] = {}
+
 
 def streams_client(
     uri: str | Sequence[str],
@@ -56,6 +59,7 @@ def streams_client(
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
     busy_poll: float | None = None,
+    tracing: ClientTracing | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -93,6 +97,8 @@ def streams_client(
         a publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms
         arrive earlier, for more processor time; see :ref:`busy-polling`.  None to sleep.  It needs
         two processors: with fewer, the client logs a warning and does not poll.
+    :param tracing: makes spans for OpenTelemetry: :func:`rbfly.otel.tracing`; None for none, or for
+        that of `opentelemetry-instrument`.  See :ref:`traces`.
     :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` was passed with the
         scheme without TLS.
     :raises TypeError: an argument has the wrong type.
@@ -120,7 +126,8 @@ def streams_client(
             request_timeout,
             close_timeout,
             busy_poll,
-        )
+        ),
+        tracing=tracing,
     )
 
 
@@ -139,12 +146,16 @@ class StreamsClient(ClientBase):
         self,
         connection_info: ConnectionInfo | Sequence[ConnectionInfo] | Settings,
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
+        *,
+        tracing: ClientTracing | None = None,
     ) -> None:
         if isinstance(connection_info, ConnectionInfo):
             connection_info = [connection_info]
         if not isinstance(connection_info, Settings):
             check_type('connection_info', connection_info, ConnectionInfo, Iterable)
             connection_info = Settings(tuple(connection_info), auth_mechanism)
+        check_tracing(tracing)
+        self._tracing = DEFAULTS.get('tracing') if tracing is None else tracing
         self._cluster = Cluster(check_settings(connection_info))
         self._cluster.observers.add(OutageLog(connection_info.log_prefix))
         self._members = WeakSet()
@@ -308,6 +319,7 @@ class StreamsClient(ClientBase):
             compression,
             wait,
         )
+        cls = opening.traced(cls, self._tracing)
         return opening.PublisherContext(self, self._cluster, self._names, info, wait, cls)
 
     @overload
