@@ -33,7 +33,8 @@ def tracing(
     :param tracer_provider: makes the spans; None for the global one, also if that is set later.
     :param propagate: where messages carry the context: in their application properties, which AMQP
         0.9.1 consumers receive as headers; or in their message annotations, where RabbitMQ's Java
-        client for streams writes it.  Both are read.
+        client for streams writes it, and which RabbitMQ 4.0 cannot deliver to AMQP 0.9.1 consumers.
+        Both are read.
     :param create_spans: also make a span for each message of `batch` and `send_many`.  Without
         them, messages of `send_many` carry the context of its span, and messages of `batch` that
         of the span that is current when it is called.
