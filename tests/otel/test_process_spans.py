@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 import rbfly.streams as rbs
-from rbfly.amqp import AMQPProperties
+from rbfly.amqp import AMQPProperties, decode_amqp
 from tests.otel.conftest import Traced, ids, linked
 
 TRACE, SPAN = 0xA, 0xB
@@ -114,6 +114,27 @@ def test_ambient_span_is_the_parent(
     assert child.parent is not None
     assert (child.parent.span_id, child.parent.is_remote) == (SPAN, True)
     assert linked(child) == [SPAN, context.span_id]
+
+
+def test_destination(traced: Traced, exporter: InMemorySpanExporter, message: rbs.Message) -> None:
+    _, tracing = traced()
+    with tracing.process(message, destination='orders'):
+        pass
+    (span,) = exporter.get_finished_spans()
+    assert span.name == 'process orders'
+
+
+def test_malformed_message(traced: Traced, exporter: InMemorySpanExporter) -> None:
+    """A loop body that does not need the sections runs."""
+    _, tracing = traced()
+    body = b'\x00\x53\x75\xa0\x01a'
+    malformed = decode_amqp(b'\x00\x53\x73\xc0\x03\x01\x3f\x3f\x00\x53\x74\xc1\x02\x02\xa1' + body)
+    with pytest.raises(rbs.AMQPDecoderError):
+        _ = malformed.properties
+    with tracing.process(malformed):
+        assert malformed.body == b'a'
+    (span,) = exporter.get_finished_spans()
+    assert span.links == ()
 
 
 def test_body_that_fails(

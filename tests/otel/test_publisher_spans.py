@@ -138,14 +138,19 @@ async def numbers(count: int) -> AsyncIterator[bytes]:
         yield b'%d' % i
 
 
-@pytest.mark.parametrize('kind', ['list', 'iterator', 'asynchronous iterator'])
+@pytest.mark.parametrize('kind', ['list', 'iterator', 'keys', 'asynchronous iterator'])
 async def test_send_many_is_one_span(
     traced: Traced, stream: str, exporter: InMemorySpanExporter, kind: str
 ) -> None:
     client, _ = traced()
     sent: Any = [b'%d' % i for i in range(300)]
-    messages = {'list': sent, 'iterator': iter(sent), 'asynchronous iterator': numbers(300)}
-    async with client.publisher(stream) as publisher:
+    messages: dict[str, Any] = {
+        'list': sent,
+        'iterator': iter(sent),
+        'keys': dict.fromkeys(sent).keys(),  # can be iterated over more than once
+        'asynchronous iterator': numbers(300),
+    }
+    async with client.publisher(stream, max_unconfirmed=100) as publisher:
         assert await publisher.send_many(messages[kind]) == 300
     (span,) = exporter.get_finished_spans()
     assert (span.name, span.kind) == (f'send {stream}', SpanKind.PRODUCER)

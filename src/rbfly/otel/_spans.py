@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry.context import Context, get_current
 from opentelemetry.trace import (
@@ -19,7 +27,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from ..error import ConfirmTimeout, SendProgress
+from ..error import AMQPDecoderError, ConfirmTimeout, SendProgress
 from ..streams import MessageCtx
 from ._carrier import OfBody, injected, origin_of
 
@@ -62,7 +70,10 @@ def fail(span: Span, error: BaseException) -> None:
 
 def identify(span: Span, message: MessageCtx) -> None:
     """Note the ids of a message."""
-    properties = message.properties
+    try:
+        properties = message.properties
+    except AMQPDecoderError:  # the program may not look at them
+        return
     for name, value in (
         (MESSAGE, properties.message_id),
         (CONVERSATION, properties.correlation_id),
@@ -123,10 +134,8 @@ class PublisherSpans:
             known = self._known[partition] = address, found
         return known[1]
 
-    def _start(self, kind: SpanKind, attributes: Attributes, links: Iterable[Link] = ()) -> Span:
-        return self.settings.tracer.start_span(
-            self._name, kind=kind, attributes=attributes, links=[*links]
-        )
+    def _start(self, kind: SpanKind, attributes: Attributes, links: Sequence[Link] = ()) -> Span:
+        return self.settings.tracer.start_span(self._name, None, kind, attributes, links)
 
     # -- one message
 
@@ -243,10 +252,11 @@ class SendManySpan:
         if isinstance(messages, list | tuple):
             attributes = {**attributes, COUNT: len(messages)}
         self._span = spans._start(SpanKind.PRODUCER if own else SpanKind.CLIENT, attributes)
-        # of all messages; routes must tell bodies from contexts
-        self._carrier: OfBody | None = None
+        # what messages carry: all of them, or each its own; routes must tell bodies from contexts
+        self._kind: type[dict[str, str]] = OfBody if core is None else dict
+        self._carrier: dict[str, str] = {}
         if own:
-            self._carrier = OfBody(injected(set_span_in_context(self._span)))
+            self._carrier = self._kind(injected(set_span_in_context(self._span)))
         self._links = 0
 
     def end(self, progress: object, error: BaseException | None = None) -> None:
@@ -265,7 +275,7 @@ class SendManySpan:
 
     def carry(self, message: Any) -> Any:
         """Return a message that carries its context."""
-        carrier: dict[str, str] | None = self._carrier
+        carrier = self._carrier
         if isinstance(message, MessageCtx):
             origin = origin_of(message)
             if origin is not None:
@@ -273,7 +283,7 @@ class SendManySpan:
                 return message
         if self._creates:
             link, found = self._spans.create(self._ambient)
-            carrier = OfBody(found)
+            carrier = self._kind(found)
             if link is not None:
                 self._link(link.context)
         return self._settings.with_carrier(message, carrier) if carrier else message
@@ -296,33 +306,34 @@ class SendManySpan:
         return Carry(messages, self.carry) if isinstance(messages, Iterable) else messages
 
 
-class Carry(Iterator[Any]):
-    """Iterates over messages that carry their contexts."""
+class Carry(Iterable[Any]):
+    """Messages that carry their contexts."""
 
     def __init__(self, messages: Iterable[Any], carry: Callable[[Any], Any]) -> None:
         self._messages = messages
         self._carry = carry
-        self._iterator: Iterator[Any]
 
-    def __iter__(self) -> Self:
-        self._iterator = iter(self._messages)
-        return self
-
-    def __next__(self) -> Any:
-        return self._carry(next(self._iterator))
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._carry, self._messages)
 
 
-class CarryAsync(AsyncIterator[Any]):
-    """The same, asynchronously."""
+class CarryAsync(AsyncIterable[Any]):
+    """The same, of an asynchronous iterator."""
 
     def __init__(self, messages: AsyncIterable[Any], carry: Callable[[Any], Any]) -> None:
         self._messages = messages
         self._carry = carry
-        self._iterator: AsyncIterator[Any]
 
-    def __aiter__(self) -> Self:
-        self._iterator = aiter(self._messages)
-        return self
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return CarryingIterator(aiter(self._messages), self._carry)
+
+
+class CarryingIterator(AsyncIterator[Any]):
+    """Not an asynchronous generator, which the event loop would have to close."""
+
+    def __init__(self, iterator: AsyncIterator[Any], carry: Callable[[Any], Any]) -> None:
+        self._iterator = iterator
+        self._carry = carry
 
     async def __anext__(self) -> Any:
         return self._carry(await anext(self._iterator))

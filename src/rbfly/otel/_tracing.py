@@ -90,6 +90,7 @@ class Tracing:
         self,
         message: MessageCtx | MessageBatch | None = None,
         *,
+        destination: str | None = None,
         group: str | None = None,
         continue_trace: bool | None = None,
     ) -> Processing:
@@ -102,6 +103,9 @@ class Tracing:
 
         :param message: context of the message, or a batch; None for the message that the current
             task received last.
+        :param destination: name of the stream or super stream, for the span; None for the one of
+            the subscription in the task that has received the message, in other tasks for
+            `message.stream`, which may be a partition.
         :param group: name of the consumer group, for the span; None for none.
         :param continue_trace: make the span a child of the span in which the message was created;
             the span that was current before the body is then a link.  None for what
@@ -118,7 +122,7 @@ class Tracing:
                 ' `subscription.messages()`, or pass nothing for the last message'
             )
         follow = self._continue_trace if continue_trace is None else continue_trace
-        return Processing(self._tracer, message, group, follow)
+        return Processing(self._tracer, message, destination, group, follow)
 
 
 class Processing:
@@ -128,11 +132,13 @@ class Processing:
         self,
         tracer: Tracer,
         message: MessageCtx | MessageBatch,
+        destination: str | None,
         group: str | None,
         continue_trace: bool,
     ) -> None:
         self._tracer = tracer
         self._message = message
+        self._destination = destination
         self._group = group
         self._continue_trace = continue_trace
         self._span: Span
@@ -146,11 +152,11 @@ class Processing:
             links = [Link(item) for item in origins(message)]
         else:
             parent, links = self._origin(message, parent)
-        super_stream = last_super_stream(message.stream)
-        destination = super_stream or message.stream or ''
+        stream = message.stream or ''
+        destination = self._destination or last_super_stream(stream) or stream
         attributes = attributes_of('process', destination)
-        if super_stream is not None and message.stream is not None:
-            attributes[PARTITION] = message.stream
+        if stream != destination and stream:
+            attributes[PARTITION] = stream
         if self._group is not None:
             attributes[GROUP] = self._group
         if isinstance(message, MessageBatch):
