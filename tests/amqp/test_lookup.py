@@ -64,6 +64,16 @@ def test_wide_forms() -> None:
     assert find_text(decode_amqp(with_properties(section)), KEY) == 'ok'
 
 
+def test_keys_of_other_forms() -> None:
+    text, binary, value = b'\xa1\x0b', b'\xa0\x0b', b'\xa1\x01'
+    key = KEY.encode()
+    pairs = text + key + value + b'1' + text + key + value + b'2' + binary + key + value + b'3'
+    section = b'\xc1' + bytes([1 + len(pairs), 6]) + pairs
+    message = decode_amqp(with_properties(section))
+    assert find_text(message, KEY) == '2'
+    assert message.app_properties == {KEY: '2', KEY.encode(): '3'}
+
+
 def test_malformed_sections() -> None:
     """Every prefix, and every changed byte: no error, and no text from beyond the section."""
     section = encode_amqp_bytes(Message(b'a', app_properties={'a': [1], KEY: 'ok'}))[3:-6]

@@ -54,7 +54,7 @@ cdef object as_text(object value):
     if isinstance(value, str):
         return str(value)
     if type(value) is Symbol:
-        return value.name
+        return decoded(value.name.encode('utf-8', 'surrogateescape'))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return decoded(bytes(value))
     return None
@@ -74,6 +74,7 @@ cdef object find_in_map(Cursor *c, bytes key):
     cdef Py_ssize_t size = 0, length = len(key)
     cdef const uint8_t *wanted = key
     cdef Py_ssize_t width
+    cdef object value = None
     cdef bint found
     if c.end - p < 1 or (p[0] & codes.NO_SIZE32) != codes.MAP8:
         return None
@@ -87,14 +88,15 @@ cdef object find_in_map(Cursor *c, bytes key):
     c.p = p + 1 + 2 * width
     while c.p < c.end:
         found = (
-            take_text(c, &text, &size) and size == length
+            (c.p[0] & codes.NO_SIZE32) != codes.VBIN8   # a binary key is another key
+            and take_text(c, &text, &size) and size == length
             and memcmp(text, wanted, <size_t> length) == 0
         )
         skip_value(c)           # the key
-        if found:
-            return decoded(text[:size]) if take_text(c, &text, &size) else None
+        if found:               # of a key that occurs twice, the last one counts
+            value = decoded(text[:size]) if take_text(c, &text, &size) else None
         skip_value(c)           # its value
-    return None
+    return value
 
 
 cdef bint take_text(Cursor *c, const uint8_t **text, Py_ssize_t *size) noexcept:
