@@ -11,7 +11,10 @@ from rbfly.amqp._codec cimport decode_body
 from rbfly.amqp._message cimport Message
 
 from rbfly.amqp import decode_amqp
+from rbfly.amqp._lookup import find_text
 from rbfly.error import AMQPDecoderError
+
+KEY = 'k'       # short enough for the fuzzer to find
 
 cdef extern from 'Python.h':
     Py_ssize_t Py_REFCNT(PyObject *o) noexcept
@@ -48,6 +51,7 @@ cdef int check_message(object view, const uint8_t *data, Py_ssize_t size) except
         if has_body:
             finding('decode_amqp rejects what decode_body accepts')
         return 0
+    text = find_text(ctx, KEY)
     for i in range(6):
         try:
             ctx.section(i)
@@ -64,6 +68,8 @@ cdef int check_message(object view, const uint8_t *data, Py_ssize_t size) except
     if not has_body or not same(body, other):
         finding(f'decode_body returns {body!r}, but the context has {other!r}')
     if has_sections:
+        if find_text(ctx, KEY) != text:
+            finding(f'find_text returns {text!r}, but {find_text(ctx, KEY)!r} of decoded sections')
         check_round_trip(ctx)
     check_view(view, size, body)
     if size & 7 == 0 and has_sections:

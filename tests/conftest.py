@@ -38,9 +38,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default='uvloop',
         help='event loop of the asyncio tests (default: uvloop); eager: asyncio, with eager tasks',
     )
+    parser.addoption(
+        '--traced', action='store_true', help='trace the messages of all clients (OpenTelemetry)'
+    )
+
+
+def trace_all() -> None:
+    """Trace the messages of all clients that this process creates."""
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from rbfly.otel import tracing
+    from rbfly.streams.client import DEFAULTS
+
+    DEFAULTS['tracing'] = tracing(TracerProvider(shutdown_on_exit=False))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption('--traced'):
+        trace_all()
     hypothesis.settings.register_profile(
         'tests',
         max_examples=sized(40, 100),

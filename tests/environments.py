@@ -33,10 +33,20 @@ def _environment(packages: frozenset[str]) -> TemporaryDirectory[str]:
     for package in packages:
         found.update(_resolve(Requirement(package)))
     for item in found.values():
-        tops = {path.parts[0] for path in item.files or ()} - {'..', '__pycache__'}
-        for top in tops:
-            (target / top).symlink_to(Path(str(item.locate_file(top))).resolve())
+        for top in {path.parts[0] for path in item.files or ()} - {'..', '__pycache__'}:
+            _link(target / top, Path(str(item.locate_file(top))).resolve())
     return folder
+
+
+def _link(link: Path, path: Path) -> None:
+    """Link to a package; several packages may share the folder of a namespace."""
+    if path.is_dir() and path.suffix != '.dist-info' and not (path / '__init__.py').exists():
+        link.mkdir(exist_ok=True)
+        for item in path.iterdir():
+            if not (link / item.name).exists():
+                _link(link / item.name, item)
+    elif not link.exists():
+        link.symlink_to(path)
 
 
 def _resolve(requirement: Requirement) -> Iterator[tuple[str, Distribution]]:

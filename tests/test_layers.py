@@ -30,7 +30,7 @@ LAYERS = {
         ['_sections'],
         ['_layout'],
         ['_message'],
-        ['_path'],
+        ['_path', '_lookup'],
         ['_codec'],
         [''],
     ],
@@ -69,6 +69,7 @@ LAYERS = {
         ['_super_stream'],
         ['client', 'compat', '', '_client'],
     ],
+    'rbfly.otel': [['_carrier'], ['_spans'], ['_publishers'], ['_tracing'], [''], ['instrumentor']],
     'rbfly.testing': [
         ['faults', 'arguments'],
         ['connection'],
@@ -84,7 +85,7 @@ LAYERS = {
     'rbfly._pyinstaller': [['', 'hook-rbfly']],
 }
 # The in-memory broker stands beside the client: it is higher in the table, but imports none of it.
-BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.streams')}
+BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.otel', 'rbfly.streams')}
 # Layers whose rows may import each other's modules within a row, but not in circles.
 OPEN = ('rbfly.streams',)
 # The height of each module; the modules of a package in a row have its height.

@@ -18,6 +18,16 @@ SUB_ENTRY = 100
 REPEATED = 100_000  # messages to create where creating all of them would take too much memory
 
 
+def unsampled() -> Any:
+    """Return what traces messages and samples no span."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+    from rbfly.otel import tracing
+
+    return tracing(TracerProvider(sampler=ALWAYS_OFF))
+
+
 class Client(Work):
     """What these lanes share: opening and closing the client.
 
@@ -25,10 +35,19 @@ class Client(Work):
     :ivar options: additional arguments for the client.
     """
 
-    def __init__(self, kind: Kind, target: Target, amqp: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        target: Target,
+        amqp: bool = True,
+        traced: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(kind, target)
         self.amqp = amqp
         self.options = options
+        if traced:
+            self.options = {**options, 'tracing': unsampled()}
         self.stack = AsyncExitStack()
 
     async def open(self) -> None:

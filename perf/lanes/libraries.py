@@ -16,6 +16,7 @@ LIBRARIES = {
         Library('rbfly-raw', 'RbFly (raw bytes)', (DISTRIBUTION,)),
         Library('rbfly-batches', 'RbFly (batches)', (DISTRIBUTION,)),
         Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
+        Library('rbfly-traced', 'RbFly (traced)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rstream', 'rstream', ('rstream',)),
         Library('proton', 'Qpid Proton', ('python-qpid-proton',)),
         Library('aiokafka', 'aiokafka (Kafka)', ('aiokafka', 'msgpack')),
@@ -110,6 +111,13 @@ USES = (
         f'{ROUND_TRIPS} window tasks-100 tasks-1000 consume far/ gaps/',
         f'like `rbfly`, with `streams_client(..., busy_poll={BUSY_POLL})`',
         busy_poll=BUSY_POLL,
+    ),
+    use(
+        'rbfly-traced',
+        'rbfly',
+        ROUND_TRIPS,
+        'like `rbfly`, with `streams_client(..., tracing=...)`; no span is sampled',
+        traced=True,
     ),
     use(
         'rbfly-batches',

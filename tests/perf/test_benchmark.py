@@ -13,7 +13,8 @@ from perf.results import read
 FOLDER = Path(__file__).resolve().parents[2]
 LANES = (
     'raw-socket-single,bare-uvloop-single,rbfly-single,rbfly-batch,bare-uvloop-batch,'
-    'raw-socket-polling-single,bare-uvloop-polling-batch,rbfly-polling-single,rbfly-polling-batch'
+    'raw-socket-polling-single,bare-uvloop-polling-batch,rbfly-polling-single,rbfly-polling-batch,'
+    'rbfly-traced-single,rbfly-traced-batch'
 )
 
 

@@ -604,6 +604,17 @@ def last_partition(super_stream):
     return found.stream if getattr(found, 'super_stream', None) == super_stream else None
 
 
+def last_super_stream(partition):
+    """Super stream of the message that the current task received last; None if it is not from this
+    partition, or from no super stream.
+
+    :param partition: name of the stream.
+    """
+    found = CONTEXT.get(None)
+    return getattr(found, 'super_stream', None) if (
+        getattr(found, 'stream', None) == partition) else None
+
+
 def set_message_ctx(context):
     """Set the context that :func:`get_message_ctx` returns.
 

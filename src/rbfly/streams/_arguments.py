@@ -93,6 +93,14 @@ def check_client_properties(properties: Mapping[str, str]) -> None:
         raise ArgumentError(f'client_properties have {size} bytes, more than {PROPERTIES_MAX}')
 
 
+def check_tracing(tracing: object) -> None:
+    """Check that an argument can make the spans of a client."""
+    if tracing is not None and not hasattr(tracing, 'publisher_class'):
+        raise ArgumentTypeError(
+            f'tracing must be what rbfly.otel.tracing() returns, not {type(tracing).__name__}'
+        )
+
+
 def stream_arguments(
     max_length_bytes: int | None,
     max_age: datetime.timedelta | None,

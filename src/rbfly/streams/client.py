@@ -22,8 +22,8 @@ from ..net.waiting import can_wait
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
 from ._admin.streams import ClientBase
-from ._arguments import check_settings
-from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap
+from ._arguments import check_settings, check_tracing
+from .types import BloomFilterExtract, ClientTracing, Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
     from ..net import credentials as credentials_module
@@ -49,6 +49,9 @@ else:  # a program pays only for what it uses
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
+# Arguments of clients that are created later, by name: an instrumentor of OpenTelemetry sets them.
+DEFAULTS: dict[str, Any] = {}
+
 
 def streams_client(
     uri: str | Sequence[str],
@@ -72,6 +75,7 @@ def streams_client(
     publishers_per_connection: int = 256,
     subscriptions_per_connection: int = 256,
     client_properties: Mapping[str, str] | None = None,
+    tracing: ClientTracing | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -126,6 +130,8 @@ def streams_client(
     :param subscriptions_per_connection: the same for subscriptions.
     :param client_properties: further properties that the broker shows for the connections, for
         example in its management UI, at most 4096 bytes; None for none.
+    :param tracing: makes spans for OpenTelemetry: :func:`rbfly.otel.tracing`; None for none, or for
+        that of `opentelemetry-instrument`.  See :ref:`traces`.
     :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` or
         `server_hostname` was passed with the scheme without TLS.
     :raises TypeError: an argument has the wrong type.
@@ -159,7 +165,8 @@ def streams_client(
             publishers_per_connection,
             subscriptions_per_connection,
             {} if client_properties is None else client_properties,
-        )
+        ),
+        tracing=tracing,
     )
 
 
@@ -201,7 +208,11 @@ class StreamsClient(ClientBase):
         self,
         connection_info: ConnectionInfo | Sequence[ConnectionInfo] | Settings,
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
+        *,
+        tracing: ClientTracing | None = None,
     ) -> None:
+        check_tracing(tracing)
+        self._tracing = DEFAULTS.get('tracing') if tracing is None else tracing
         settings = connection_info
         if not isinstance(settings, Settings):
             infos = [settings] if isinstance(settings, ConnectionInfo) else settings
@@ -421,6 +432,7 @@ class StreamsClient(ClientBase):
             compression,
             wait,
         )
+        cls = opening.traced(cls, self._tracing)
         return opening.PublisherContext(self, self._cluster, self._names, info, wait, cls)
 
     @overload

@@ -225,7 +225,6 @@ def settings_of(settings: Settings) -> dict[str, str]:
         'addresses': ', '.join(map(str, settings.endpoints)),
         'virtual host': ', '.join(dict.fromkeys(item.virtual_host for item in settings.endpoints)),
         'authentication': settings.auth_mechanism.value,
-        'users': ', '.join(dict.fromkeys(repr(item.login) for item in settings.endpoints)),
     }
     hidden = ('endpoints', 'auth_mechanism')
     for name in [name for name in Settings.field_types if name not in hidden]:

@@ -123,6 +123,16 @@ class PSubscriber(Protocol):
     async def aclose(self) -> None: ...
 
 
+class ClientTracing(Protocol):
+    """What makes spans of the calls of publishers; :func:`rbfly.otel.tracing` returns one."""
+
+    def publisher_class(self, cls: type[Any]) -> type[Any]:
+        """Return the class to use instead of a publisher class, derived from it."""
+
+    def super_stream_publisher_class(self) -> type[Any]:
+        """Return the class to use instead of SuperStreamPublisher, derived from it."""
+
+
 class StreamStats(Record):
     """Positions in a stream; None if the stream is empty or the broker does not report them.
 

@@ -17,7 +17,7 @@ from ...protocol.const import ResponseCode
 from .._arguments import exists_differently, stream_arguments
 from .._offsets.queries import OffsetMethods
 from .._repeating import repeated
-from ..types import StreamStats
+from ..types import ClientTracing, StreamStats
 
 MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
 
@@ -154,3 +154,4 @@ class ClientBase(ManagementMethods, OffsetMethods):
 
     _names: MutableMapping[tuple[str, str], Any]  # sessions of publishers
     _windows: MutableSet[Any]  # those of the partitions of super streams
+    _tracing: ClientTracing | None

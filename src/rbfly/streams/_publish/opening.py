@@ -13,7 +13,7 @@ from ...net.observer import call_each
 from ...protocol.compression import Compression
 from .._arguments import check_publisher
 from .._misuse import AsyncWith
-from ..types import BloomFilterExtract, PublisherInfo
+from ..types import BloomFilterExtract, ClientTracing, PublisherInfo
 from .base import BasePublisher
 from .publisher import Publisher
 from .session import PublisherSession
@@ -53,6 +53,12 @@ def publisher_info(
         Compression.NONE if compression is None else Compression(compression),
     )
     return check_publisher(info)
+
+
+def traced(cls: type[Any] | None, tracing: ClientTracing | None) -> type[Any]:
+    """Return the class of a publisher; its calls are spans if the client has `tracing`."""
+    found: type[Any] = Publisher if cls is None else cls
+    return found if tracing is None else tracing.publisher_class(found)
 
 
 class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any, Any, P]):

@@ -327,9 +327,12 @@ class SuperStream:
             wait,
         )
         check_route(route)
-        return SuperStreamPublisherContext(
+        context = SuperStreamPublisherContext(
             client, self._cluster, client._names, info, wait, route, client._windows
         )
+        if client._tracing is not None:
+            context.kind = client._tracing.super_stream_publisher_class()
+        return context
 
     @overload
     def subscribe(

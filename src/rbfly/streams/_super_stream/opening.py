@@ -25,7 +25,10 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
 
     :param route: chooses the partitions of a message.
     :param windows: sessions of the partitions of all publishers of the client.
+    :ivar kind: class of the publisher.
     """
+
+    kind: type[SuperStreamPublisher] = SuperStreamPublisher
 
     route: Route
     windows: MutableSet[PublisherSession]
@@ -54,7 +57,7 @@ class SuperStreamPublisherContext(PublisherContext[SuperStreamPublisher]):
         finally:
             self.cluster.observers.remove(declared)
         publishers = [Publisher(session, self.client) for session in sessions]
-        return SuperStreamPublisher(self.cluster, info, self.route, names, publishers, self.windows)
+        return self.kind(self.cluster, info, self.route, names, publishers, self.windows)
 
 
 class PartitionsReady(Observer):

@@ -1,0 +1,3 @@
+from ._message import Message
+
+def find_text(message: Message, name: str) -> str | None: ...

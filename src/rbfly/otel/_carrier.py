@@ -1,0 +1,98 @@
+"""The trace context that a message carries: writing it, and reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import Getter
+
+from ..amqp._lookup import find_text
+from ..error import AMQPDecoderError
+from ..streams import MessageCtx
+
+
+class OfBody(dict[str, str]):
+    """What a message carries that the program has passed as a body: routes get that body."""
+
+
+class MessageGetter(Getter[MessageCtx]):
+    """Reads annotations first, then application properties, as strings or binary values."""
+
+    def get(self, carrier: MessageCtx, key: str) -> list[str] | None:
+        found = find_text(carrier, key)
+        return None if found is None else [found]
+
+    def keys(self, carrier: MessageCtx) -> list[str]:
+        try:
+            return [*{str(key) for key in [*carrier.annotations, *carrier.app_properties]}]
+        except AMQPDecoderError:
+            return []
+
+
+GETTER = MessageGetter()
+
+
+def extracted(message: MessageCtx, context: Context | None = None) -> Context:
+    """Return a context with what a message carries.
+
+    :param context: what to add it to; None for the current context.
+    """
+    return propagate.extract(message, context, GETTER)
+
+
+def origin_of(message: MessageCtx) -> trace.SpanContext | None:
+    """Return the context in which a message was created; None if it carries none."""
+    found = trace.get_current_span(extracted(message, Context())).get_span_context()
+    return found if found.is_valid else None
+
+
+def injected(context: Context) -> dict[str, str]:
+    """Return what a message must carry for a context; {} for nothing."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, context)
+    return carrier
+
+
+def merged(found: Mapping[Any, Any], carrier: Mapping[str, str]) -> dict[Any, Any]:
+    return {**{key: item for key, item in found.items() if str(key) not in carrier}, **carrier}
+
+
+def with_properties(message: Any, carrier: dict[str, str]) -> MessageCtx:
+    """Return a message that carries a context in its application properties.
+
+    The message of the program stays as it is; one that is malformed is returned.
+    """
+    if not isinstance(message, MessageCtx):
+        return MessageCtx(message, app_properties=carrier)
+    try:
+        found = message.app_properties
+    except AMQPDecoderError:
+        return message
+    made = copy(message)
+    made.app_properties = merged(found, carrier)
+    return made
+
+
+def with_annotations(message: Any, carrier: dict[str, str]) -> MessageCtx:
+    """The same in its message annotations."""
+    if not isinstance(message, MessageCtx):
+        return MessageCtx(message, annotations=carrier)
+    try:
+        found = message.annotations
+    except AMQPDecoderError:
+        return message
+    made = copy(message)
+    made.annotations = merged(found, carrier)
+    return made
+
+
+def as_passed(message: Any) -> Any:
+    """Return a message as the program has passed it to the publisher: a body, or a context."""
+    if not isinstance(message, MessageCtx) or message.raw is not None:
+        return message
+    is_body = OfBody in (type(message.app_properties), type(message.annotations))
+    return message.body if is_body else message

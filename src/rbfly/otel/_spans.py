@@ -1,0 +1,339 @@
+"""The spans of one publisher, named and attributed as OpenTelemetry's conventions say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry.context import Context, get_current
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+    set_span_in_context,
+)
+
+from ..error import AMQPDecoderError, ConfirmTimeout, SendProgress
+from ..streams import MessageCtx
+from ._carrier import OfBody, injected, origin_of
+
+if TYPE_CHECKING:
+    from ..net.uri import Address
+    from ..streams._publish._core import PublisherCore
+
+Attributes = dict[str, str | int]
+
+SYSTEM = 'messaging.system'
+OPERATION = 'messaging.operation.name'
+TYPE = 'messaging.operation.type'
+DESTINATION = 'messaging.destination.name'
+PARTITION = 'messaging.destination.partition.id'
+COUNT = 'messaging.batch.message_count'
+GROUP = 'messaging.consumer.group.name'
+CLIENT = 'messaging.client.id'
+MESSAGE = 'messaging.message.id'
+CONVERSATION = 'messaging.message.conversation_id'
+OFFSET = 'messaging.rabbitmq.stream.offset'  # RbFly's own: the conventions have none
+ERROR = 'error.type'
+
+LINKS = 128  # of a span, as OpenTelemetry's SDK keeps by default
+AGAIN = 10_000  # messages with explicit publishing ids whose contexts are kept
+RUN = 10_000  # messages of a list between two turns of the event loop
+
+
+def attributes_of(operation: str, destination: str) -> Attributes:
+    """Return the attributes that all spans of an operation have."""
+    return {SYSTEM: 'rabbitmq', OPERATION: operation, TYPE: operation, DESTINATION: destination}
+
+
+def fail(span: Span, error: BaseException) -> None:
+    """Note the error that ends the operation of a span."""
+    if span.is_recording():
+        name = type(error).__qualname__
+        span.set_attribute(ERROR, name)
+        span.set_status(Status(StatusCode.ERROR, f'{name}: {error}' if str(error) else name))
+
+
+def identify(span: Span, message: MessageCtx) -> None:
+    """Note the ids of a message."""
+    try:
+        properties = message.properties
+    except AMQPDecoderError:  # the program may not look at them
+        return
+    for name, value in (
+        (MESSAGE, properties.message_id),
+        (CONVERSATION, properties.correlation_id),
+    ):
+        if value is not None:
+            span.set_attribute(name, value.hex() if isinstance(value, bytes) else str(value))
+
+
+class TraceSettings(NamedTuple):
+    """How publishers make spans.
+
+    :ivar tracer: makes them.
+    :ivar with_carrier: returns a message that carries a context.
+    :ivar create_spans: make one for each message of several.
+    """
+
+    tracer: Tracer
+    with_carrier: Callable[[Any, dict[str, str]], MessageCtx]
+    create_spans: bool
+
+
+class PublisherSpans:
+    """Begins and ends the spans of a publisher.
+
+    :param stream: name of the stream or super stream.
+    :param carries: messages are AMQP 1.0, and so can carry a context.
+    :param client_id: name of the client's connections; '' for none.
+    """
+
+    def __init__(self, settings: TraceSettings, stream: str, carries: bool, client_id: str) -> None:
+        self.settings = settings
+        self.carries = carries
+        self._name = f'send {stream}'
+        self._create_name = f'create {stream}'
+        named: Attributes = {CLIENT: client_id} if client_id else {}
+        self._attributes = attributes_of('send', stream) | named
+        self._create_attributes = attributes_of('create', stream) | named
+        # The attributes of spans by partition, and the node that they name.
+        self._known: dict[str | None, tuple[Address | None, Attributes]] = {}
+        # By explicit publishing id: the contexts of messages that may be in flight.  A message
+        # that is sent again must be the same as before.
+        self._again: dict[int, tuple[SpanContext, dict[str, str]]] = {}
+        self._queued: deque[Link] = deque(maxlen=LINKS)  # to the messages of `batch`
+        self._context: Context | None = None  # in which `batch` was last called
+        self._carrier: dict[str, str] = {}  # of that context
+
+    def _attributes_at(self, core: PublisherCore | None, partition: str | None) -> Attributes:
+        """Return the attributes of a span at its start, when a sampler sees them."""
+        connection = None if core is None else core.connection
+        address = None if connection is None else connection.address
+        known = self._known.get(partition)
+        if known is None or known[0] is not address:
+            found = dict(self._attributes)
+            if partition is not None:
+                found[PARTITION] = partition
+            if address is not None:
+                found |= {'server.address': address.host, 'server.port': address.port}
+            known = self._known[partition] = address, found
+        return known[1]
+
+    def _start(self, kind: SpanKind, attributes: Attributes, links: Sequence[Link] = ()) -> Span:
+        return self.settings.tracer.start_span(self._name, None, kind, attributes, links)
+
+    # -- one message
+
+    def begin(
+        self, message: Any, core: PublisherCore | None, partition: str | None = None
+    ) -> tuple[Span, Any]:
+        """Begin to send a message; return its span, and the message to send."""
+        origin: SpanContext | None = None
+        carrier: dict[str, str] | None = None
+        number: int | None = None  # explicit publishing id
+        if self.carries and isinstance(message, MessageCtx):
+            origin = origin_of(message)
+            number = message.publish_id
+            if origin is None and number is not None and number in self._again:
+                origin, carrier = self._again[number]
+        attributes = self._attributes_at(core, partition)
+        if origin is not None or not self.carries:
+            links = () if origin is None else (Link(origin),)
+            span = self._start(SpanKind.CLIENT, attributes, links)
+        else:
+            span = self._start(SpanKind.PRODUCER, attributes)
+            carrier = injected(set_span_in_context(span))
+            if number is not None and carrier:
+                self._keep(number, span.get_span_context(), carrier)
+        if isinstance(message, MessageCtx) and span.is_recording():
+            identify(span, message)
+        if carrier:
+            message = self.settings.with_carrier(message, carrier)
+        return span, message
+
+    def _keep(self, number: int, context: SpanContext, carrier: dict[str, str]) -> None:
+        self._again[number] = context, carrier
+        if len(self._again) > AGAIN:
+            del self._again[next(iter(self._again))]
+
+    def end(self, span: Span, message: Any, error: BaseException | None = None) -> None:
+        """End the span of a message that is confirmed, or has failed."""
+        if error is not None:
+            fail(span, error)
+        span.end()
+        # After these, the message may still be in flight.
+        may_join = isinstance(error, ConfirmTimeout | asyncio.CancelledError)
+        if self._again and isinstance(message, MessageCtx) and not may_join:
+            self._again.pop(message.stream_publish_id, None)
+
+    def end_submitted(self, span: Span, message: Any, confirmation: Any) -> None:
+        """The same, once the future of `submit` is done."""
+        cancelled = confirmation.cancelled()
+        error = asyncio.CancelledError() if cancelled else confirmation.failure
+        self.end(span, message, error)
+
+    # -- many messages
+
+    def create(self, context: Context | None) -> tuple[Link | None, dict[str, str]]:
+        """Make the span of one message of several; return a link to it, and what to carry."""
+        span = self.settings.tracer.start_span(
+            self._create_name, context, SpanKind.PRODUCER, self._create_attributes
+        )
+        carrier = injected(set_span_in_context(span, context))
+        span.end()
+        found = span.get_span_context()
+        return Link(found) if found.is_valid else None, carrier
+
+    def queue(self, message: Any, put: Callable[[Any], None]) -> None:
+        """Queue a message of `batch`.
+
+        :param put: queues a message.
+        """
+        link: Link | None = None
+        if self.carries:
+            carrier: dict[str, str] = {}
+            origin = origin_of(message) if isinstance(message, MessageCtx) else None
+            if origin is not None:
+                link = Link(origin)
+            elif self.settings.create_spans:
+                link, carrier = self.create(None)
+            else:
+                context = get_current()
+                if context is not self._context:  # contexts do not change
+                    self._context, self._carrier = context, injected(context)
+                carrier = self._carrier
+            if carrier:
+                message = self.settings.with_carrier(message, carrier)
+        put(message)
+        if link is not None:
+            self._queued.append(link)
+
+    def begin_flush(self, count: int, core: PublisherCore | None) -> Span:
+        """Begin to send the messages of `batch`."""
+        links = [*self._queued]
+        self._queued.clear()
+        attributes = {**self._attributes_at(core, None), COUNT: count}
+        return self._start(SpanKind.CLIENT, attributes, links)
+
+    def end_flush(self, span: Span, error: BaseException | None = None) -> None:
+        if error is not None:
+            fail(span, error)
+        span.end()
+
+
+class SendManySpan:
+    """The span of one call of `send_many`.
+
+    :param core: where the messages go; None for several partitions.
+    """
+
+    def __init__(self, spans: PublisherSpans, core: PublisherCore | None, messages: object) -> None:
+        self._spans = spans
+        self._settings = spans.settings
+        self._ambient = get_current()
+        self._creates = spans.carries and self._settings.create_spans
+        own = spans.carries and not self._creates
+        attributes = spans._attributes_at(core, None)
+        if isinstance(messages, list | tuple):
+            attributes = {**attributes, COUNT: len(messages)}
+        self._span = spans._start(SpanKind.PRODUCER if own else SpanKind.CLIENT, attributes)
+        # what messages carry: all of them, or each its own; routes must tell bodies from contexts
+        self._kind: type[dict[str, str]] = OfBody if core is None else dict
+        self._carrier: dict[str, str] = {}
+        if own:
+            self._carrier = self._kind(injected(set_span_in_context(self._span)))
+        self._links = 0
+
+    def end(self, progress: object, error: BaseException | None = None) -> None:
+        """End it."""
+        span = self._span
+        if isinstance(progress, SendProgress) and span.is_recording():
+            span.set_attribute(COUNT, progress.taken)
+        if error is not None:
+            fail(span, error)
+        span.end()
+
+    def _link(self, context: SpanContext) -> None:
+        if self._links < LINKS:
+            self._links += 1
+            self._span.add_link(context)
+
+    def carry(self, message: Any) -> Any:
+        """Return a message that carries its context."""
+        carrier = self._carrier
+        if isinstance(message, MessageCtx):
+            origin = origin_of(message)
+            if origin is not None:
+                self._link(origin)
+                return message
+        if self._creates:
+            link, found = self._spans.create(self._ambient)
+            carrier = self._kind(found)
+            if link is not None:
+                self._link(link.context)
+        return self._settings.with_carrier(message, carrier) if carrier else message
+
+    async def carried(self, messages: Any) -> Any:
+        """Return messages that carry their contexts, as what `send_many` takes."""
+        if not self._spans.carries or not (self._carrier or self._creates):
+            return messages
+        if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
+            return messages  # which `send_many` refuses
+        if isinstance(messages, list | tuple):
+            found: list[Any] = []
+            for start in range(0, len(messages), RUN):
+                if start:
+                    await asyncio.sleep(0)
+                found += map(self.carry, messages[start : start + RUN])
+            return found
+        if isinstance(messages, AsyncIterable):
+            return CarryAsync(messages, self.carry)
+        return Carry(messages, self.carry) if isinstance(messages, Iterable) else messages
+
+
+class Carry(Iterable[Any]):
+    """Messages that carry their contexts."""
+
+    def __init__(self, messages: Iterable[Any], carry: Callable[[Any], Any]) -> None:
+        self._messages = messages
+        self._carry = carry
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._carry, self._messages)
+
+
+class CarryAsync(AsyncIterable[Any]):
+    """The same, of an asynchronous iterator."""
+
+    def __init__(self, messages: AsyncIterable[Any], carry: Callable[[Any], Any]) -> None:
+        self._messages = messages
+        self._carry = carry
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return CarryingIterator(aiter(self._messages), self._carry)
+
+
+class CarryingIterator(AsyncIterator[Any]):
+    """Not an asynchronous generator, which the event loop would have to close."""
+
+    def __init__(self, iterator: AsyncIterator[Any], carry: Callable[[Any], Any]) -> None:
+        self._iterator = iterator
+        self._carry = carry
+
+    async def __anext__(self) -> Any:
+        return self._carry(await anext(self._iterator))
