@@ -84,9 +84,10 @@ LAYERS = {
         ['rbfly.fixtures'],
     ],
     'rbfly.cli': [
-        ['', 'lazy', 'profiles', 'running'],
-        ['connection'],
-        ['broker'],
+        ['', 'lazy', 'profiles', 'running', 'values', 'output', 'partitions'],
+        ['connection', 'formats', 'places'],
+        ['broker', 'stream', 'tail'],
+        ['super_stream'],
         ['main'],
         ['rbfly.__main__'],
     ],

@@ -39,8 +39,8 @@ ADVICE: dict[type[RbFlyError], str] = {
     AuthenticationError: 'check the user and the password of --uri',
     VirtualHostError: 'check the virtual host of --uri, and the rights of the user',
     TLSError: 'check the scheme and the port of --uri, and --tls-ca',
-    StreamDoesNotExist: '`rbfly stream create` creates a stream',
-    StreamConnectionError: 'is the broker running, with its plugin rabbitmq_stream? See --uri',
+    StreamDoesNotExist: 'create it with `rbfly stream create`',
+    StreamConnectionError: 'does a broker with the plugin rabbitmq_stream run there? (see --uri)',
 }
 
 
@@ -90,7 +90,7 @@ def describe(error: Exception) -> str:
     text = ' '.join(str(error).split()) or type(error).__name__
     for kind, advice in ADVICE.items():
         if isinstance(error, kind):
-            return f'{text.rstrip(".")} ({advice})'
+            return f'{text.rstrip(".")}; {advice}'
     return text
 
 
