@@ -17,6 +17,7 @@ from .running import run, show
 from .values import parse_age, parse_size, parsed
 
 F = TypeVar('F', bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 COLUMNS = {
     'stream': 'STREAM',
@@ -26,8 +27,8 @@ COLUMNS = {
     'next_offset': 'NEXT OFFSET',
 }
 
-json_option = click.option('--json', 'as_json', is_flag=True, help='Print JSON.')
-yes_option = click.option('-y', '--yes', is_flag=True, help='Do not ask.')
+json_option: Decorator = click.option('--json', 'as_json', is_flag=True, help='Print JSON.')
+yes_option: Decorator = click.option('-y', '--yes', is_flag=True, help='Do not ask.')
 
 
 def stream_options(function: F) -> F:
