@@ -20,7 +20,10 @@ LEAF_IMPORTS = {
 }
 # The layers with their rows, from the lowest to the highest; a module may import lower rows only.
 LAYERS = {
-    'rbfly': [['_wire', '_crc', '_cpython', '_turn', '_record', 'later'], ['record']],
+    'rbfly': [
+        ['_wire', '_crc', '_cpython', '_turn', '_record', 'later', 'closed_pipe'],
+        ['record'],
+    ],
     'rbfly.amqp': [
         ['_native', '_constructors'],
         ['_types'],
@@ -79,8 +82,16 @@ LAYERS = {
         ['lifecycle', 'session'],
         ['fault_methods', 'handlers'],
         ['broker'],
-        [''],
-        ['rbfly.__main__', 'rbfly.fixtures'],
+        ['', 'command'],
+        ['rbfly.fixtures'],
+    ],
+    'rbfly.cli': [
+        ['', 'lazy', 'profiles', 'running', 'values', 'output', 'partitions', 'lines'],
+        ['connection', 'formats', 'places'],
+        ['broker', 'stream', 'tail', 'publish', 'lag'],
+        ['super_stream', 'offset'],
+        ['main'],
+        ['rbfly.__main__'],
     ],
     'rbfly._pyinstaller': [['', 'hook-rbfly']],
 }

@@ -1,0 +1,1 @@
+"""The command line, on click; `rbfly --help` imports no command, and not the client."""
