@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def rbfly(
-    *args: str | Path, stdin: str | bytes = '', command: list[str] = COMMAND, **variables: str
+    *args: str | Path, stdin: str | bytes = '', command: Any = COMMAND, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command until it ends.
 
@@ -134,6 +134,14 @@ def in_terminal(*args: str, **variables: str) -> Iterator[Terminal]:
         finally:
             process.kill()
             os.close(ours)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def publish(uri: str, stream: str, *messages: Any, amqp: bool = True) -> None:

@@ -84,9 +84,9 @@ LAYERS = {
         ['rbfly.fixtures'],
     ],
     'rbfly.cli': [
-        ['', 'lazy', 'profiles', 'running', 'values', 'output', 'partitions'],
+        ['', 'lazy', 'profiles', 'running', 'values', 'output', 'partitions', 'lines'],
         ['connection', 'formats', 'places'],
-        ['broker', 'stream', 'tail'],
+        ['broker', 'stream', 'tail', 'publish', 'lag', 'offset'],
         ['super_stream'],
         ['histogram', 'certificate'],
         ['load', 'reachability'],

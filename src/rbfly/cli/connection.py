@@ -202,6 +202,9 @@ def show_log(verbose: int) -> None:
     import logging
 
     levels = [logging.WARNING, logging.INFO, logging.DEBUG]
-    level = levels[min(verbose, len(levels) - 1)]
-    logging.basicConfig(format='rbfly: %(message)s')
-    logging.getLogger('rbfly').setLevel(level)
+    logging.basicConfig(format='%(message)s')  # which begins with the name of the connection
+    logger = logging.getLogger('rbfly')
+    logger.setLevel(levels[min(verbose, len(levels) - 1)])
+    if not verbose:  # the command tells the error of a call when it has given up
+        net = logging.getLogger('rbfly.net')
+        net.addFilter(lambda record: 'a call waits: ' not in record.getMessage())

@@ -1,0 +1,387 @@
+"""`rbfly publish`: publishes lines of files or of standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from rbfly.streams import (
+    AMQPEncoderError,
+    ArgumentError,
+    BasePublisher,
+    Compression,
+    MessageTooLarge,
+    NoRouteError,
+    PublishError,
+    RbFlyError,
+    StreamsClient,
+    by_hash,
+    by_key,
+)
+
+from .connection import ConnectedCommand, Target, target
+from .lines import Lines
+from .partitions import partitions_of
+from .running import PARTIAL, describe, run, show
+
+IN_FLIGHT_MAX = 64 * 1024 * 1024  # bytes of lines that are not confirmed
+SHOWN = 10  # failures that are described; the others are counted
+RECONNECT_TIMEOUT = 60.0  # seconds
+CLOSE_TIMEOUT = 5.0  # seconds to wait for confirms after Ctrl-C
+INTERVAL = 0.2  # seconds between two lines of progress
+# Errors of one message, after which the next one can be published.
+OF_MESSAGE = (AMQPEncoderError, ArgumentError, MessageTooLarge, NoRouteError, PublishError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to publish, and how: the options of the command."""
+
+    stream: str
+    files: Sequence[Path]
+    format: str
+    name: str | None
+    key: str | None
+    route: str
+    filter_field: str | None
+    rate: float | None
+    sub_entries: int | None
+    compression: str | None
+    failed: Path | None
+    quiet: bool
+
+
+@click.command('publish', cls=ConnectedCommand)
+@click.argument('stream')
+@click.argument(
+    'files',
+    nargs=-1,
+    metavar='[FILE]...',
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+)
+@click.option(
+    '-F',
+    '--format',
+    type=click.Choice(['text', 'json', 'bytes']),
+    default='text',
+    show_default=True,
+    help='A line is a string, a JSON value, or bytes.',
+)
+@click.option(
+    '--name',
+    help='Name of the publisher: messages that are resent after a reconnect are stored once.',
+)
+@click.option(
+    '--key',
+    metavar='FIELD',
+    help='Field of the JSON object whose value chooses the partition of a super stream; without'
+    ' it, the partitions take turns.',
+)
+@click.option(
+    '--route',
+    type=click.Choice(['hash', 'key']),
+    default='hash',
+    show_default=True,
+    help='Choose the partition by the hash of the key, or by its binding key.',
+)
+@click.option(
+    '--filter-field', metavar='FIELD', help='Field of the JSON object that is the filter value.'
+)
+@click.option(
+    '--rate', type=click.FloatRange(min=0, min_open=True), help='Lines per second at most.'
+)
+@click.option(
+    '--sub-entries',
+    type=click.IntRange(1, 65535),
+    metavar='COUNT',
+    help='Group up to this many messages in a sub-entry.',
+)
+@click.option(
+    '--compression',
+    type=click.Choice([item.name.lower() for item in Compression]),
+    help='Compression of sub-entries.',
+)
+@click.option(
+    '--failed',
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar='FILE',
+    help='Write the lines that were not confirmed to this file.',
+)
+@click.option('-q', '--quiet', is_flag=True, help='Show neither progress nor the result.')
+def command(files: tuple[Path, ...], **options: Any) -> int:
+    """Publish each line of the files, or of standard input, as a message.
+
+    Prints how many lines the broker has confirmed. Exit code 3 if some were not: the broker refused
+    them, they are not valid, or it is unknown whether they are stored.
+    """
+    job = Job(files=files or (Path('-'),), **options)
+    if job.format != 'json' and (job.key or job.filter_field):
+        raise click.UsageError('--key and --filter-field need --format json')
+    if job.compression and not job.sub_entries:
+        raise click.UsageError('--compression needs --sub-entries')
+    if job.failed and any(is_same(job.failed, path) for path in job.files):
+        raise click.UsageError(f'{job.failed} would be overwritten while it is read')
+    return run(publish(target(), job))
+
+
+def is_same(first: Path, second: Path) -> bool:
+    with suppress(OSError):
+        return first.samefile(second)
+    return False
+
+
+async def publish(where: Target, job: Job) -> int:
+    """Publish all lines; return the exit code."""
+    client = where.client(reconnect_timeout=RECONNECT_TIMEOUT, close_timeout=CLOSE_TIMEOUT)
+    with open_failed(job.failed) as failed:
+        publishing = Publishing(job, failed)
+        async with client, await open_publisher(client, job) as publisher:
+            with publishing.progress():
+                await publishing.send_all(publisher)
+        publishing.report()
+    if publishing.interrupted:
+        raise asyncio.CancelledError
+    if publishing.error is not None:
+        show('rbfly publish', describe(publishing.error))
+        return PARTIAL if publishing.confirmed else 1
+    return PARTIAL if publishing.failed else 0
+
+
+@contextmanager
+def open_failed(path: Path | None) -> Iterator[IO[bytes] | None]:
+    if path is None:
+        yield None
+        return
+    with path.open('wb') as file:
+        yield file
+
+
+async def open_publisher(client: StreamsClient, job: Job) -> Any:
+    """Return the context of a publisher of a stream or of a super stream."""
+    options: dict[str, Any] = {
+        'name': job.name,
+        'sub_entry_size': job.sub_entries,
+        'compression': job.compression,
+    }
+    if job.filter_field is not None:
+        field = job.filter_field
+        options['filter_extract'] = lambda message: text_of(message.body, field)
+    if await partitions_of(client, job.stream) is None:
+        if job.key is not None:
+            raise click.UsageError(f'{job.stream!r} is no super stream: omit --key')
+        return client.publisher(job.stream, **options)
+    route: Any
+    if job.key is None:
+        numbers = itertools.count()
+
+        def route(message: object, partitions: Sequence[str]) -> str:
+            return partitions[next(numbers) % len(partitions)]
+    else:
+        key = job.key
+        by = by_hash if job.route == 'hash' else by_key
+        route = by(lambda body: text_of(body, key) or '')  # the parser checks that it has one
+    return client.super_stream(job.stream).publisher(route=route, **options)
+
+
+def text_of(body: Any, field: str) -> str | None:
+    """Return a field of a body as a string; None if there is none."""
+    value = body.get(field) if isinstance(body, dict) else None
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True)
+
+
+def parser(job: Job) -> Callable[[bytes], Any]:
+    """Return the function that converts a line to a body, and raises ValueError."""
+
+    def text(line: bytes) -> str:
+        try:
+            return line.removesuffix(b'\r').decode()
+        except UnicodeDecodeError as ex:
+            raise ValueError(f'not UTF-8 at byte {ex.start}: see --format bytes') from ex
+
+    def parse(line: bytes) -> Any:
+        try:
+            body = json.loads(line)
+        except ValueError as ex:
+            raise ValueError(f'not JSON: {ex}') from ex
+        except RecursionError as ex:
+            raise ValueError('not JSON: nested too deeply') from ex
+        if job.key is not None and text_of(body, job.key) is None:
+            raise ValueError(f'it has no field {job.key!r}')
+        return body
+
+    parsers: dict[str, Callable[[bytes], Any]] = {'text': text, 'json': parse, 'bytes': bytes}
+    return parsers[job.format]
+
+
+class Publishing:
+    """Publishes lines, and counts what became of them.
+
+    :param file: for the lines that are not confirmed; None to count them only.
+    :ivar confirmed: number of lines that the broker has confirmed.
+    :ivar failed: number of lines that it has not.
+    :ivar error: why the publisher cannot go on; None if it can.
+    :ivar interrupted: the command was cancelled.
+    """
+
+    def __init__(self, job: Job, file: IO[bytes] | None) -> None:
+        self.confirmed = 0
+        self.failed = 0
+        self.error: Exception | None = None
+        self.interrupted = False
+        self._job = job
+        self._file = file
+        self._lines = Lines(job.files)
+        self._parse = parser(job)
+        self._read = 0
+        self._in_flight = 0
+        self._bytes = 0  # of the lines in flight
+        self._room = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._start = self._loop.time()
+
+    async def send_all(self, publisher: BasePublisher) -> None:
+        """Publish the lines of all files, and wait for their confirms."""
+        try:
+            await self._send_lines(publisher)
+        except asyncio.CancelledError:
+            self.interrupted = True
+        # Waits for confirms; an error is that of lines, which know it.
+        with suppress(RbFlyError):
+            await publisher.close()
+        await asyncio.sleep(0)  # until all lines know what became of them
+
+    async def _send_lines(self, publisher: BasePublisher) -> None:
+        is_json, rate = self._job.format == 'json', self._job.rate
+        async for lines in self._lines:
+            for line in lines:
+                self._read += 1
+                if self.error is not None:
+                    self._keep(line)
+                    continue
+                if is_json and not line.strip():
+                    self._read -= 1
+                    continue
+                try:
+                    confirmation = await publisher.submit(self._parse(line))
+                except (*OF_MESSAGE, ValueError) as ex:
+                    self._fail(self._read, line, ex)
+                    continue
+                except RbFlyError as ex:
+                    self._give_up(ex)
+                    self._keep(line)
+                    continue
+                self._in_flight += 1
+                self._bytes += len(line)
+                confirmation.add_done_callback(partial(self._on_done, self._read, line))
+                if rate is not None:
+                    await asyncio.sleep(max(0, self._start + self._read / rate - self._loop.time()))
+                while self._bytes > IN_FLIGHT_MAX:
+                    await self._wait()
+            if self.error is not None and self._file is None:
+                return
+        while self._in_flight:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait until a line is confirmed or has failed."""
+        self._room.clear()
+        await self._room.wait()
+
+    def _on_done(self, number: int, line: bytes, future: asyncio.Future[None]) -> None:
+        """Note what became of a line."""
+        self._in_flight -= 1
+        self._bytes -= len(line)
+        self._room.set()
+        error = future.exception()
+        if error is None:
+            self.confirmed += 1
+        elif isinstance(error, PublishError | MessageTooLarge):
+            self._fail(number, line, error)
+        else:
+            assert isinstance(error, Exception)
+            self._give_up(error)
+            self._keep(line)
+
+    def _give_up(self, error: Exception) -> None:
+        """Publish no more lines; read on only to write them to the file."""
+        self.error = self.error or error
+        if self._file is None:
+            self._lines.stop()
+
+    def _fail(self, number: int, line: bytes, error: Exception) -> None:
+        """Report a line that failed by itself."""
+        if self.failed < SHOWN:
+            self._clear()
+            show('rbfly publish', f'line {number:,}: {" ".join(str(error).split())}')
+        elif self.failed == SHOWN:
+            show('rbfly publish', 'more lines failed')
+        self._keep(line)
+
+    def _keep(self, line: bytes) -> None:
+        """Count a line that is not confirmed, and write it to the file."""
+        self.failed += 1
+        if self._file is not None:
+            self._file.write(line + b'\n')
+
+    # -- what people see
+
+    @contextmanager
+    def progress(self) -> Iterator[None]:
+        """Show the progress on stderr, if that is a terminal."""
+        if self._job.quiet or not sys.stderr.isatty():
+            yield
+            return
+        task = asyncio.create_task(self._show_progress())
+        try:
+            yield
+        finally:
+            task.cancel()
+            self._clear()
+
+    async def _show_progress(self) -> None:
+        before, then = 0, self._start
+        while True:
+            await asyncio.sleep(INTERVAL)
+            now = self._loop.time()
+            rate = (self.confirmed - before) / (now - then)
+            before, then = self.confirmed, now
+            text = f'{self.confirmed:,} confirmed, {rate:,.0f}/s, {self._in_flight:,} in flight'
+            if self.failed:
+                text += f', {self.failed:,} failed'
+            sys.stderr.write(f'\r{text}\x1b[K')
+            sys.stderr.flush()
+
+    def _clear(self) -> None:
+        """Remove the line of progress."""
+        if not self._job.quiet and sys.stderr.isatty():
+            sys.stderr.write('\r\x1b[K')
+            sys.stderr.flush()
+
+    def report(self) -> None:
+        """Print the result."""
+        if self._job.quiet:
+            return
+        lines = 'line' if self._read == 1 else 'lines'
+        if not self.failed:
+            text = f'{self.confirmed:,} {lines} confirmed'
+        else:
+            text = f'{self.confirmed:,} of {self._read:,} {lines} confirmed'
+            kept = '' if self._job.failed is None else f', kept in {self._job.failed}'
+            text += f', {self.failed:,} failed{kept}'
+        if self.error is not None and self._file is None:
+            text += '; the lines after them were not read'
+        elif self.interrupted:
+            text += '; interrupted'
+        print(text, flush=True)
