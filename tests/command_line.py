@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -109,21 +110,24 @@ class Terminal:
 
 
 @contextmanager
-def in_terminal(*args: str, **variables: str) -> Iterator[Terminal]:
-    """Start the command in a pseudo-terminal of 100 columns."""
+def terminal_process(
+    command: list[str], variables: dict[str, str], columns: int, folder: Path | None = None
+) -> Iterator[Terminal]:
+    """Start a command in a pseudo-terminal; kill it at the end if it still runs."""
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (30, 100))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 30, columns, 0, 0))
 
     def prepare() -> None:
         interruptible()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
-        [*COMMAND, *args],
+        command,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=environment(TERM='xterm-256color', **variables),
+        env=variables,
+        cwd=folder,
         preexec_fn=prepare,
         start_new_session=True,
     )
@@ -134,6 +138,14 @@ def in_terminal(*args: str, **variables: str) -> Iterator[Terminal]:
         finally:
             process.kill()
             os.close(ours)
+
+
+@contextmanager
+def in_terminal(*args: str, **variables: str) -> Iterator[Terminal]:
+    """Start `rbfly` in a pseudo-terminal of 100 columns."""
+    found = environment(TERM='xterm-256color', **variables)
+    with terminal_process([*COMMAND, *args], found, 100) as terminal:
+        yield terminal
 
 
 def wait_until(condition: Callable[[], object]) -> None:

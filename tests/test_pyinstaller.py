@@ -34,6 +34,13 @@ def test_hook_names_what_compiled_modules_import() -> None:
             assert re.search(rf"'{re.escape(name)}(\.\w+)?'", hook), f'{path.name} imports {name}'
 
 
+def test_commands_are_hidden_imports_of_the_command_line() -> None:
+    """They are no imports of programs that only use the client."""
+    hooks = SOURCES / '_pyinstaller'
+    assert "collect_submodules('rbfly.cli')" in (hooks / 'hook-rbfly.cli.py').read_text()
+    assert 'rbfly.cli' not in (hooks / 'hook-rbfly.py').read_text()
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_executable(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Peer(asyncio.Transport):
         self.unconfirmed: list[message_frames.Publish] = []
         self.connection = Connection(parse_uri(URI).address, 10.0)
         self.connection.connection_made(self)
-        self.connection.start(commands.Tune(0, 0), {}, None, True)
+        self.connection.start(commands.Tune(0, 0), {}, None, ())
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass

@@ -52,7 +52,7 @@ class Windows:
         self.feeds = [Feed(window) for window in self.pair]
         named = rng.random() < 0.5
         for window in self.pair:
-            window.named = named
+            window.set_named(named)
         self.flying: list[int] = []
         self.waiters: list[tuple[ConfirmWaiter, ConfirmWaiter]] = []
         self.add_waiter()

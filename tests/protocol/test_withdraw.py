@@ -257,7 +257,7 @@ def test_ids_of_messages_never_sent_may_be_used_again_after_a_failure() -> None:
 @pytest.mark.parametrize('when', ['in flight', 'queued again'])
 def test_only_a_named_publisher_resends_what_its_callers_gave_up(named: bool, when: str) -> None:
     window = make()
-    window.named = named
+    window.set_named(named)
     messages = put(window, b'a', b'b', b'c')
     assert window.take()
     messages += put(window, b'd')
@@ -278,7 +278,7 @@ def test_only_a_named_publisher_resends_what_its_callers_gave_up(named: bool, wh
 
 def test_message_too_large_for_the_new_connection_may_be_given_up() -> None:
     window = make()
-    window.named = True
+    window.set_named(True)
     sent, unsent = put(window, bytes(1000), bytes(1000))[0], None
     assert window.take()
     assert not window.give_up(*sent)
@@ -416,7 +416,7 @@ class Withdrawing(RuleBasedStateMachine):
         self.publisher_id = 0
         self.limit = limit
         self.window = make(0, 120, limit)
-        self.window.named = named
+        self.window.set_named(named)
         self.feed = Feed(self.window)
 
     @property
@@ -577,7 +577,7 @@ TestWithdrawing.settings = settings(
 def test_long_random_run(walk: int, named: bool, rng: random.Random) -> None:
     """Many messages through a ring that wraps and grows, of which callers give up a part."""
     window = make(0, 2000, 500)
-    window.named = named
+    window.set_named(named)
     feed = Feed(window)
     waiting: dict[int, ConfirmWaiter] = {}
     flying: list[int] = []

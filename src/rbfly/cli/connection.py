@@ -100,7 +100,7 @@ def connection_options(*, of_group: bool) -> list[click.Option]:
 
 
 class ConnectedCommand(click.Command):
-    """A command that connects: it has the options, in a section of their own in its help."""
+    """A command that connects: it takes the options, which the help of `rbfly` describes."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -108,14 +108,17 @@ class ConnectedCommand(click.Command):
         self.params += self.connecting
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {'Options': [], 'Connection': []}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                sections['Connection' if param in self.connecting else 'Options'].append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+        records = [
+            record
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option)
+            and param not in self.connecting
+            and (record := param.get_help_record(ctx)) is not None
+        ]
+        with formatter.section('Options'):
+            formatter.write_dl(records)
+        formatter.write_paragraph()
+        formatter.write_text('The options of `rbfly --help` name the broker.')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from .lazy import Lazy, LazyGroup
 from .running import guarded
 
 COMPLETE = '_RBFLY_COMPLETE'  # environment variable of click's shell completion
-EPILOG = 'The options are also accepted after a command.'
+EPILOG = 'The options also stand after a command: rbfly tail orders --uri URI.'
 
 COMMANDS = {
     'publish': Lazy('Publish lines of files or of standard input.', 'rbfly.cli.publish'),

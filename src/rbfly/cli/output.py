@@ -64,11 +64,7 @@ def table_lines(rows: Sequence[Row], columns: Mapping[str, str]) -> list[str]:
 
 
 def cell(value: object) -> str:
-    if value is None:
-        return '-'
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f'{value:,}'
-    return str(value)
+    return '-' if value is None else str(value)
 
 
 @contextmanager

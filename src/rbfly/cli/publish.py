@@ -79,6 +79,7 @@ class Job:
 )
 @click.option(
     '--name',
+    metavar='NAME',
     help='Name of the publisher: messages that are resent after a reconnect are stored once.',
 )
 @click.option(
@@ -98,7 +99,10 @@ class Job:
     '--filter-field', metavar='FIELD', help='Field of the JSON object that is the filter value.'
 )
 @click.option(
-    '--rate', type=click.FloatRange(min=0, min_open=True), help='Lines per second at most.'
+    '--rate',
+    type=click.FloatRange(min=0, min_open=True),
+    metavar='NUMBER',
+    help='Lines per second at most.',
 )
 @click.option(
     '--sub-entries',
@@ -213,8 +217,10 @@ def parser(job: Job) -> Callable[[bytes], Any]:
     def parse(line: bytes) -> Any:
         try:
             body = json.loads(line)
-        except ValueError as ex:
-            raise ValueError(f'not JSON: {ex}') from ex
+        except json.JSONDecodeError as ex:
+            raise ValueError(f'not JSON: {ex.msg} at character {ex.pos + 1}') from ex
+        except UnicodeDecodeError as ex:
+            raise ValueError(f'not UTF-8 at byte {ex.start}') from ex
         except RecursionError as ex:
             raise ValueError('not JSON: nested too deeply') from ex
         if job.key is not None and text_of(body, job.key) is None:

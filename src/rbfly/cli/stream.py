@@ -52,7 +52,10 @@ def stream_options(function: F) -> F:
                 help='Size of a segment, at most 3GB.',
             ),
             click.option(
-                '--initial-cluster-size', type=click.IntRange(min=1), help='Number of replicas.'
+                '--initial-cluster-size',
+                type=click.IntRange(min=1),
+                metavar='COUNT',
+                help='Number of replicas.',
             ),
             click.option(
                 '--leader-locator',
@@ -62,7 +65,8 @@ def stream_options(function: F) -> F:
             click.option(
                 '--filter-size',
                 type=click.IntRange(16, 255),
-                help="Size of a chunk's Bloom filter in bytes.",
+                metavar='BYTES',
+                help="Size of a chunk's Bloom filter.",
             ),
             click.option(
                 '--argument',

@@ -19,7 +19,9 @@ def command() -> None:
 
 @command.command(cls=ConnectedCommand)
 @click.argument('name')
-@click.option('--partitions', type=click.IntRange(1, 10_000), help='Number of partitions.')
+@click.option(
+    '--partitions', type=click.IntRange(1, 10_000), metavar='COUNT', help='Number of partitions.'
+)
 @click.option(
     '--binding-keys', metavar='KEY,KEY...', help='Or a key for each partition, with commas.'
 )

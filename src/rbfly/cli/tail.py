@@ -71,7 +71,13 @@ def regex_of(text: str) -> re.Pattern[bytes]:
     help='Where to start, and to stop: start, end, 47, +2 (after the start), -3 (before the end),'
     ' 10:20, :end, @-1h:end, @2026-01-01; by default the last 10 messages (-10).',
 )
-@click.option('-n', '--limit', type=click.IntRange(min=1), help='Stop after this many messages.')
+@click.option(
+    '-n',
+    '--limit',
+    type=click.IntRange(min=1),
+    metavar='COUNT',
+    help='Stop after this many messages.',
+)
 @click.option('-f', '--follow', is_flag=True, help='Wait for more messages at the end.')
 @click.option(
     '-F',

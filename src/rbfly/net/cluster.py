@@ -240,14 +240,14 @@ class Cluster:
         :raises RbFlyError: no broker answered in time, or no further try would help.
         """
         async with self.deadline(limit) as deadline:
-            deadline.progress.error = self._dialer.last_error
+            deadline.progress.on_error(self._dialer.last_error)
             return await self.retry(deadline, lambda: self._ping(deadline))
 
     async def _ping(self, deadline: Deadline) -> float:
         connection = self._pool.responsive(is_ping=True)
         if connection is None:  # connect at once: others may be backing off
             connection = await self._pool.get(Role.CONSUME, None, deadline, is_ping=True)
-        deadline.progress = Progress(str(connection.address), RequestTimeout)
+        deadline.follow(Progress(str(connection.address), RequestTimeout))
         deadline.progress.on_step('pinging the broker')
         return await connection.ping()
 

@@ -174,10 +174,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
         agreed: Tune,
         server_properties: dict[str, str],
         advertised: NodeAddress | None,
-        knows_optional: bool,
+        supported: Collection[int] | None,
     ) -> None:
         """Complete the handshake: apply the negotiated limits and start heartbeats.
 
+        :param supported: keys of the commands that the broker supports; None if it does not say.
         :raises StreamConnectionError: the connection was lost with the last response.
         """
         if self.error is not None:
@@ -185,7 +186,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.frame_cap = FRAME_CAP
         self.frame_max, self.heartbeat = agreed.frame_max, agreed.heartbeat
         self.server_properties = server_properties
-        self.advertised, self.knows_optional = advertised, knows_optional
+        self.advertised = advertised
+        self.knows_optional, self.commands = supported is not None, supported or ()
         self._step = ''
         self._enter(ConnectionState.OPEN)
         if self.heartbeat:

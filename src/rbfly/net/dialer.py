@@ -73,7 +73,8 @@ class Dialer:
 
     def forget_errors(self) -> None:
         """Note that the client has been closed."""
-        self.last_error = self.refusal.error = None
+        self.last_error = None
+        self.refusal.clear()
 
     def on_end(self, error: StreamConnectionError | None) -> None:
         """Note why a connection ended."""
@@ -158,19 +159,20 @@ class Dialer:
             self.refusal.set(ex, progress.step)
             raise  # no retry helps
         except FrameError:
-            self.refusal.error = None
+            self.refusal.clear()
             raise  # no retry helps
         except StreamConnectionError as ex:
             if is_cut(ex):
                 ex.retriable = self._established  # else it may be the wrong port
             elif isinstance(ex, TLSError):
-                self.refusal.error = None
+                self.refusal.clear()
                 if info not in self._settings.infos:
                     explain_mismatch(ex)
                 raise
             self._on_failure(ex, progress)
             return None
-        progress.error = self.last_error = self.refusal.error = None
+        self._on_error(None, progress)
+        self.refusal.clear()
         self._established = True
         for closing in self._closing:
             closing.restore()
@@ -184,12 +186,16 @@ class Dialer:
 
     def _on_timeout(self, info: ConnectionInfo, limit: float, progress: Progress) -> None:
         text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
-        progress.error = self.last_error = ConnectTimeout(text)
+        self._on_error(ConnectTimeout(text), progress)
         self.refusal.on_timeout(progress.step)
 
     def _on_failure(self, error: StreamConnectionError, progress: Progress) -> None:
-        progress.error = self.last_error = without_frames(error)
-        self.refusal.error = None
+        self._on_error(without_frames(error), progress)
+        self.refusal.clear()
+
+    def _on_error(self, error: StreamConnectionError | None, progress: Progress) -> None:
+        self.last_error = error
+        progress.on_error(error)
 
     def probe(self, connection: Connection) -> None:
         """Abort an unresponsive connection if its node does not accept a new one either."""

@@ -94,14 +94,14 @@ async def handshake(
     enter('opening the virtual host')
     opened = await connection.request(commands.Open(info.virtual_host))
     host, port = opened.get('advertised_host', ''), opened.get('advertised_port', '')
-    knows_optional = broker_version(server) >= FIRST_OPTIONAL
-    if knows_optional:
+    supported = None
+    if broker_version(server) >= FIRST_OPTIONAL:
         enter('exchanging command versions')
         versions = await connection.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
-        connection.commands = versions.keys()
+        supported = versions.keys()
     is_address = host and len(port) <= 5 and port.isdecimal()
     advertised = NodeAddress(host, int(port)) if is_address else None
-    connection.start(agreed, server, advertised, knows_optional)
+    connection.start(agreed, server, advertised, supported)
 
 
 def broker_version(properties: dict[str, str]) -> tuple[int, int]:

@@ -144,7 +144,7 @@ class Pool:
         if is_ping and self._dialer.have_failed(own):
             shortest = self._settings.connect_timeout or inf  # pings may be shorter than handshakes
         limit = shortest / len(own + others)
-        progress.where = ', '.join(map(str, own + others))
+        progress.on_routes(own + others)
         for info in own:
             connection = await self._dialer.dial(info, limit, progress)
             if connection is None:

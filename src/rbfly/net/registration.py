@@ -303,7 +303,7 @@ class Registration:
             async with deadline:
                 if lost is not None:
                     await outage.wait(lost)
-                    deadline.progress.error = None  # of the previous connection
+                    deadline.progress.on_error(None)  # of the previous connection
                 await outage.retry(
                     lambda: self._declare(outage),
                     lambda ex: can_retry(ex, self.declared) or (self.patient and is_cut(ex)),

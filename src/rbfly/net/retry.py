@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from math import inf
 from typing import Any, Self, TypeVar
 
@@ -95,6 +95,14 @@ class Progress:
         """Note the step that begins."""
         self.step = step
 
+    def on_routes(self, addresses: Iterable[object]) -> None:
+        """Note the addresses that a try begins with."""
+        self.where = ', '.join(map(str, addresses))
+
+    def on_error(self, error: RbFlyError | None) -> None:
+        """Note why a try has failed; None if it succeeded."""
+        self.error = error
+
     def copy(self) -> Progress:
         found = Progress(self.where, self.timeout)
         found.step, found.error = self.step, self.error
@@ -115,6 +123,10 @@ class Refusal:
     def set(self, error: ProtocolError, step: str) -> None:
         """Keep a copy of the error."""
         self.error, self.step = without_frames(copy_error(error)), step
+
+    def clear(self) -> None:
+        """Note that the last connect was not refused."""
+        self.error = None
 
     def on_timeout(self, step: str) -> None:
         """A connect has timed out; RabbitMQ delays a refusal by 3 seconds."""
@@ -152,6 +164,10 @@ class Deadline:
     def release(self) -> None:
         """Call `on_wait` no more: the tries of this deadline no longer matter."""
         self.on_wait = lambda error, retry_at: None
+
+    def follow(self, progress: Progress) -> None:
+        """Note that the call or outage waits for something else from now on."""
+        self.progress = progress
 
     @property
     def expired(self) -> bool:
@@ -231,7 +247,7 @@ class Backoff:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for item in sorted(self.deadlines, key=lambda item: item.when):
-            item.progress.error = error
+            item.progress.on_error(error)
             delay = item.shorten(wanted, delay, now)
         self.retry_at = now + delay
         self._notify(error)

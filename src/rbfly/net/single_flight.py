@@ -44,10 +44,10 @@ class SharedConnect:
             found = await outcome(self.task)
         finally:
             waiting.remove(deadline)
-            before = deadline.progress.error
-            deadline.progress = self._progress.copy()
-            if not self.task.done() and deadline.progress.error is None:
-                deadline.progress.error = before
+            progress = self._progress.copy()
+            if not self.task.done() and progress.error is None:
+                progress.on_error(deadline.progress.error)
+            deadline.follow(progress)
             lingers = self._linger and deadline.expired and self._backoff.error is None
             if not (waiting or lingers):
                 self.task.cancel()

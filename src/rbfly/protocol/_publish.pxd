@@ -10,7 +10,7 @@ from rbfly.protocol._ring cimport Entry, Ids
 cdef class PublishWindow(FrameBuilder):
     cdef readonly Py_ssize_t in_flight
     cdef readonly Py_ssize_t given_up
-    cdef public bint named
+    cdef readonly bint named
     cdef Py_ssize_t withdrawn       # settled entries that are still in queued frames
     cdef uint64_t next_frame        # number of the next frame to send
     cdef Ids written                # up to the highest one that was ever sent

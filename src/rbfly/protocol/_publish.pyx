@@ -66,6 +66,10 @@ cdef class PublishWindow(FrameBuilder):
         """Set the function to call with the list of waiters that a frame of confirms settles."""
         self.on_settled = on_settled
 
+    def set_named(self, bint named):
+        """Set whether the publisher has a name, so that the broker discards duplicates."""
+        self.named = named
+
     def start_at(self, uint64_t next_id):
         """Set the publishing id of the first message; call it before that message."""
         self.next_id = next_id

@@ -70,7 +70,7 @@ class Publisher(FastPublisher, BasePublisher):
             sub_entry = SubEntry(info.sub_entry_size, info.compression.code, compress)
         amqp = info.amqp and cls._amqp
         window = PublishWindow(0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry)
-        window.named = bool(info.name)
+        window.set_named(bool(info.name))
         loop = asyncio.get_running_loop()
         return PublisherCore(loop, window, WindowSemaphore, cls._bounded, bool(info.name))
 
