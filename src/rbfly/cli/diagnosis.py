@@ -371,7 +371,10 @@ class Diagnosis:
             self._add(Finding('messages', 'ok', self._of(stream, text)))
         else:
             text += f'none was published in {seconds:.1f} s'
-            advice = 'if there should be some, look at the publisher: its log, and its confirms'
+            advice = (
+                "if there should be some: see the publisher's log and whether it receives confirms,"
+                ' `rabbitmq-diagnostics alarms`, and whether its user may write'
+            )
             self._add(Finding('messages', 'warning', self._of(stream, text), advice))
 
     def _check_publisher(self, stream: str, then: Sample, now: Sample, seconds: float) -> None:

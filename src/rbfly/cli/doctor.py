@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
 from .connection import ConnectedCommand, target
-from .output import has_colors, print_json
+from .output import has_colors, is_terminal, print_json
 from .running import FAILED, run
 
 if TYPE_CHECKING:
     from .reachability import Finding
 
+MIN_WIDTH = 50  # a narrower terminal folds lines itself
 COLORS = {'ok': 'green', 'warning': 'yellow', 'failed': 'red'}
 
 
@@ -70,12 +73,32 @@ def ignore(finding: Finding) -> None:
 
 def show(finding: Finding) -> None:
     """Write a finding, and what to do about it."""
-    result = f'{finding.result:8}'
+    head = f'{finding.result:8} {finding.check:13} '
+    text = folded(finding.detail, head, ' ' * len(head))
     if has_colors():
-        result = click.style(result, fg=COLORS[finding.result])
-    print(f'{result} {finding.check:13} {finding.detail}', flush=True)
+        result = click.style(finding.result, fg=COLORS[finding.result])
+        text = text.replace(finding.result, result, 1)
+    print(text, flush=True)
     if finding.advice:
-        print(f'{"":8} -> {finding.advice}', flush=True)
+        print(folded(finding.advice, f'{"":8} -> ', f'{"":12}'), flush=True)
+
+
+def folded(text: str, first: str, others: str) -> str:
+    """Return a text in lines that fit the terminal, or in one line for a pipe.
+
+    :param first: what the first line begins with.
+    :param others: what other lines begin with.
+    """
+    if not is_terminal():
+        return first + text
+    return textwrap.fill(
+        text,
+        max(shutil.get_terminal_size().columns, MIN_WIDTH),
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def conclusion(findings: list[Finding]) -> str:

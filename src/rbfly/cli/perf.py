@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .report import Lines, Table
 
 INTERVAL = 1.0  # seconds between lines
+SWITCH = 0.0005  # seconds that one thread may delay another
 CLEAN_UP = 10.0  # seconds to delete the streams
 CLOSE_TIMEOUT = 2.0  # seconds; the load has waited for confirms before
 COUNT = click.IntRange(min=1)
@@ -200,6 +201,7 @@ class Perf:
         from .load import Load
 
         load = Load(self._settings)
+        sys.setswitchinterval(SWITCH)
         async with self._broker.client(close_timeout=CLOSE_TIMEOUT) as client:
             try:
                 await self._prepare(client, load)
@@ -268,8 +270,7 @@ class Perf:
             interrupted = True
             task.uncancel()  # streams are deleted, and the client closed, as at any other end
         finally:
-            for item in showing:
-                item.cancel()
+            await asyncio.gather(*showing)
             if display is not None and load.start:
                 with suppress(BrokenPipeError):
                     display.end()
@@ -320,19 +321,23 @@ def settings_of(options: dict[str, Any], *, own: bool) -> LoadSettings:
 
 
 async def show(load: Load, display: Lines | Table | None) -> None:
-    """Show each interval; an error ends the load."""
+    """Show each interval until the load stops; an error ends the load."""
+    stopping = asyncio.ensure_future(load.stopping.wait())
+    number = 1
     try:
-        number = 1
         while True:
-            await asyncio.sleep(number * INTERVAL - load.elapsed)
+            left = max(0.0, number * INTERVAL - load.elapsed)
+            await asyncio.wait([stopping], timeout=left)
             if load.stopping.is_set():
                 return
             number = max(number, int(load.elapsed / INTERVAL)) + 1
             interval = load.take()
-            if display is not None:
-                display.show(interval)
+            if display is not None:  # in a thread: to draw takes as long as many messages
+                await asyncio.to_thread(display.show, interval)
     except OSError as ex:  # nobody reads it
         load.fail(ex)
+    finally:
+        stopping.cancel()
 
 
 def start_of(text: str) -> Offset:

@@ -18,8 +18,8 @@ SHORT = 0.5  # seconds; a shorter interval at the end has no line
 PAGE = 20  # lines after which the head is repeated
 
 HEAD = f"""\
-{'messages per second':>27}{'confirm, ms':>25}{'end to end, ms':>27}
-  time   published   confirmed    consumed {'     p50      p99    p99.9' * 2}"""
+{'messages per second':>27}{'confirm, ms':>24}{'end to end, ms':>22}
+ time published confirmed  consumed{'    p50    p99  p99.9' * 2}"""
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -46,12 +46,12 @@ class Lines:
         if self._count % PAGE == 0:
             print(HEAD, file=self._out)
         self._count += 1
-        cells = [f'{self._load.totals.seconds:5.0f}s']
-        cells += [f'{interval.rate(getattr(interval, name)):11,.0f}' for name in COUNTS]
+        cells = [f'{self._load.totals.seconds:4.0f}s']
+        cells += [f'{interval.rate(getattr(interval, name)):10,.0f}' for name in COUNTS]
         for name in LATENCIES:
             histogram: Histogram = getattr(interval, name)
-            cells += [f'{milliseconds(histogram.quantile(q)):>8}' for q in QUANTILES.values()]
-        print(cells[0] + ' ' + ' '.join(cells[1:]), file=self._out, flush=True)
+            cells += [f'{milliseconds(histogram.quantile(q)):>7}' for q in QUANTILES.values()]
+        print(''.join(cells), file=self._out, flush=True)
 
     def end(self) -> None:
         """Write the line of the last interval, and the summary."""
@@ -68,16 +68,17 @@ class Table:
 
         self._load = load
         self._title = title
-        # Without a thread that draws: it would delay what is measured.
-        self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._live.start()
+        self._live = Live(console=console, auto_refresh=False)
+        live_table(load, Totals(), title)  # imports what it needs, before anything is measured
 
     def show(self, interval: Totals) -> None:
         """Draw what has passed in the last interval, and since the start."""
+        self._live.start()
         self._live.update(live_table(self._load, interval, self._title), refresh=True)
 
     def end(self) -> None:
         """Draw the summary."""
+        self._live.start()
         self._live.update(live_table(self._load, None, self._title), refresh=True)
         self._live.stop()
 
@@ -94,11 +95,11 @@ def live_table(load: Load, interval: Totals | None, title: str) -> RenderableTyp
 
     totals = load.totals
     last = interval is not None
-    rates = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    rates.add_column('messages', style='bold', min_width=12)
+    rates = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    rates.add_column('messages', style='bold', min_width=23)
     heads = ['last second', 'per second', 'total'] if last else ['per second', 'total']
     for name in heads:
-        rates.add_column(name, justify='right', min_width=13)
+        rates.add_column(name, justify='right', min_width=12)
     for name in COUNTS:
         count: int = getattr(totals, name)
         cells = [f'{load.rate(name):,.0f}', f'{count:,}']
@@ -110,10 +111,10 @@ def live_table(load: Load, interval: Totals | None, title: str) -> RenderableTyp
     if totals.refused:
         rates.add_row('[red]refused[/]', *blank, f'[red]{totals.refused:,}[/]')
 
-    times = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    times.add_column('latency in ms', style='bold', min_width=26)
+    times = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    times.add_column('latency in ms', style='bold', min_width=23)
     for name in [*QUANTILES, 'max']:
-        times.add_column(name, justify='right', min_width=9)
+        times.add_column(name, justify='right', min_width=8)
     for name, label in LATENCIES.items():
         if interval is not None:
             add_latencies(times, f'{label}, last second', getattr(interval, name), 'cyan')
@@ -121,7 +122,7 @@ def live_table(load: Load, interval: Totals | None, title: str) -> RenderableTyp
 
     limit = f' of {load.settings.time:g}' if load.settings.time is not None else ''
     head = f'{title}, {totals.seconds:.0f}{limit} s' + (', Ctrl-C ends it' if last else '')
-    return Group(Text(head, style='bold'), rates, times)
+    return Group(Text(head, style='bold'), Text(), rates, Text(), times)
 
 
 def add_latencies(grid: Any, label: str, histogram: Histogram, style: str) -> None:
@@ -132,14 +133,12 @@ def add_latencies(grid: Any, label: str, histogram: Histogram, style: str) -> No
 def summary_text(load: Load) -> str:
     """Return the summary of a run for people."""
     totals = load.totals
-    counts = [
-        f'{name} {getattr(totals, name):,} ({load.rate(name):,.0f} per second)' for name in COUNTS
-    ]
-    if totals.refused:
-        counts.append(f'refused {totals.refused:,}')
-    if load.left:
-        counts.append(f'unconfirmed {load.left:,}')
-    lines = [f'{totals.seconds:.1f} s: ' + ', '.join(counts)]
+    lines = [f'in {totals.seconds:.1f} s:']
+    for name in COUNTS:
+        lines.append(f'{name:11} {getattr(totals, name):12,}, {load.rate(name):,.0f} per second')
+    for name, count in {'refused': totals.refused, 'unconfirmed': load.left}.items():
+        if count:
+            lines.append(f'{name:11} {count:12,}')
     for name, label in LATENCIES.items():
         histogram: Histogram = getattr(totals, name)
         if histogram.count:
@@ -147,7 +146,7 @@ def summary_text(load: Load) -> str:
                 f'{key} {milliseconds(histogram.quantile(q))} ms'
                 for key, q in (QUANTILES | {'max': 1.0}).items()
             ]
-            lines.append(f'{label}: ' + ', '.join(values))
+            lines.append(f'{label:11} ' + ', '.join(values))
     return '\n'.join(lines)
 
 
