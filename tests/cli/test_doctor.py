@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import shlex
 import signal
 import socket
 import ssl
@@ -39,13 +41,16 @@ def memory() -> Iterator[StreamBroker]:
         yield broker
 
 
-def doctor(uri: str, stream: str, *options: str) -> dict[str, list[Finding]]:
+def doctor(uri: str, stream: str | None, *options: str) -> dict[str, list[Finding]]:
     """Run the command with `--json`, check what is common to all runs, and return its findings."""
-    done = rbfly('doctor', stream, '--json', *options, RBFLY_URI=uri)
+    arguments = [] if stream is None else [stream]
+    done = rbfly('doctor', *arguments, '--json', *options, RBFLY_URI=uri)
     return findings_of(stream, done.returncode, done.stdout, done.stderr)
 
 
-def findings_of(stream: str, code: int | None, out: str, err: str) -> dict[str, list[Finding]]:
+def findings_of(
+    stream: str | None, code: int | None, out: str, err: str
+) -> dict[str, list[Finding]]:
     assert err == ''
     found = json.loads(out)
     failed = [item for item in found['checks'] if item['result'] == 'failed']
@@ -68,6 +73,16 @@ def check(found: dict[str, list[Finding]], name: str, result: str, *parts: str) 
     others = [item['result'] for key, items in found.items() for item in items if key != name]
     assert 'failed' not in others
     return finding
+
+
+def run_advice(broker: RabbitMQ, finding: Finding) -> None:
+    """Run the commands that a finding names, on RabbitMQ's node."""
+    commands = re.findall(r'`(rabbitmq[^`]+)`', finding['advice'])
+    commands = [command for command in commands if ' ' in command and 'set_perm' not in command]
+    assert commands
+    for command in commands:
+        name, *arguments = shlex.split(command)
+        broker.tool(name, *arguments, timeout=200)
 
 
 # -- nothing is wrong
@@ -134,6 +149,14 @@ def test_it_only_reads(memory: StreamBroker) -> None:
     assert memory.members('orders', 'billing') == []
     assert memory.streams == ['orders']
     assert memory.connections == 0
+
+
+def test_without_a_stream_it_checks_the_node(memory: StreamBroker) -> None:
+    found = doctor(memory.uri, None)
+    assert [*found] == ['port', 'user', 'virtual host']
+    done = rbfly('doctor', '-g', 'billing', RBFLY_URI=memory.uri)
+    assert done.returncode == 2
+    assert 'need a stream' in done.stderr
 
 
 # -- the node cannot be reached
@@ -204,11 +227,26 @@ def test_user_without_rights(own_broker: RabbitMQ, own_stream: str) -> None:
         uri = own_broker.uri.replace('guest:guest', f'{user}:password')
         found = doctor(uri, own_stream, '--watch', '0')
         finding = check(found, 'rights', 'failed', 'permission')
-        assert f'set_permissions -p / {user}' in finding['advice']
+        assert f'list_user_permissions {user}' in finding['advice']
+        run_advice(own_broker, finding)
         own_broker.ctl('set_permissions', user, '', '', '.*')
         check(doctor(uri, own_stream, '--watch', '0'), 'rights', 'ok')
     finally:
         own_broker.ctl('delete_user', user)
+
+
+@pytest.mark.broker
+async def test_commands_in_advice_about_groups_work(own_broker: RabbitMQ, own_stream: str) -> None:
+    async with rbs.streams_client(own_broker.uri) as client:
+        async with client.publisher(own_stream) as publisher:
+            await publisher.send_many(range(10))
+        async with client.subscribe(own_stream, group='billing', commit='manual') as messages:
+            await anext(messages)
+            await messages.commit()
+            found = await asyncio.to_thread(
+                doctor, own_broker.uri, own_stream, '-g', 'billing', '--watch', '0.6'
+            )
+            await asyncio.to_thread(run_advice, own_broker, check(found, 'group', 'failed'))
 
 
 # -- TLS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,13 +34,14 @@ UNSET = 2**64 - 1  # stored by a group that begins with the first message
 class Question:
     """What the doctor is asked.
 
+    :ivar stream: its name; None to check only whether a node can be reached.
     :ivar group: name of a group, or of a stored offset.
     :ivar publisher: name of a publisher.
     :ivar filter_value: a filter value that messages should have.
     :ivar watch: seconds to look at offsets; None for the default.
     """
 
-    stream: str
+    stream: str | None = None
     group: str | None = None
     publisher: str | None = None
     filter_value: str | None = None
@@ -113,7 +115,8 @@ class Diagnosis:
                 self._add(finding)
             if node.reached:
                 reached.append(info)
-        if not reached:
+        stream = self._question.stream
+        if not reached or stream is None:
             return
         async with self._broker.client(
             reconnect_timeout=LIMIT, request_timeout=LIMIT, close_timeout=CLOSE_LIMIT
@@ -121,7 +124,7 @@ class Diagnosis:
             connection = await self._answer('broker', client.get_protocol())
             if connection is None:
                 return
-            streams = await self._find(connection)
+            streams = await self._find(connection, stream)
             nodes = dict.fromkeys(
                 node for item in streams.values() for node in (item.leader, *item.replicas) if node
             )
@@ -145,17 +148,16 @@ class Diagnosis:
     def _admit(self) -> str:
         """Return the advice for a user who may not read."""
         info = parse_uri(self._broker.uris[0], self._broker.ssl)
+        user = shlex.quote(info.username)
         return (
-            f'`rabbitmqctl list_user_permissions {info.username}` shows the rights;'
-            f" `rabbitmqctl set_permissions -p {info.virtual_host} {info.username} '' '' '.*'`"
-            ' allows reading'
+            f'`rabbitmqctl list_user_permissions {user}` shows the rights; the last pattern of'
+            f' `rabbitmqctl set_permissions`, which replaces all three, must match the stream'
         )
 
     # -- where the stream is
 
-    async def _find(self, connection: Connection) -> dict[str, StreamMetadata]:
+    async def _find(self, connection: Connection, name: str) -> dict[str, StreamMetadata]:
         """Return the stream, or the partitions of the super stream, that can be read."""
-        name = self._question.stream
         found = await self._locate(connection, [name])
         if name not in found and (partitions := await partitions_of(connection, name)):
             partitions = tuple(dict.fromkeys(partitions))
@@ -170,7 +172,7 @@ class Diagnosis:
         elif name not in found:
             vhost = parse_uri(self._broker.uris[0], self._broker.ssl).virtual_host
             text = f'{name!r} does not exist in virtual host {vhost!r}'
-            advice = f'check both names; `rbfly stream create {name}` creates it'
+            advice = f'check both names; `rbfly stream create {shlex.quote(name)}` creates it'
             self._add(Finding('stream', 'failed', text, advice))
         else:
             self._add(Finding('stream', 'ok', f'{name!r} exists'))
@@ -198,7 +200,7 @@ class Diagnosis:
         if found.leader is None:
             advice = (
                 'most of its nodes are down: see `rabbitmqctl cluster_status`, and'
-                f' `rabbitmq-streams stream_status {stream}`'
+                f' `rabbitmq-streams stream_status {shlex.quote(stream)}`'
             )
             self._add(Finding('leader', 'failed', self._of(stream, 'it has no leader'), advice))
             return False
@@ -318,8 +320,9 @@ class Diagnosis:
         if batch is None:
             return
         if not batch:
+            name = shlex.quote(stream)
             text = f'the broker has delivered no message within {DELIVERY:g} s'
-            advice = f'see the log of the broker, and `rabbitmq-streams stream_status {stream}`'
+            advice = f'see the log of the broker, and `rabbitmq-streams stream_status {name}`'
             self._add(Finding('delivery', 'failed', self._of(stream, text), advice))
             return
         age = max(0.0, time.time() - batch.timestamp)
@@ -393,8 +396,8 @@ class Diagnosis:
 
     def _check_group(self, stream: str, then: Sample, now: Sample, seconds: float) -> None:
         name = self._question.group
-        members = f'`rabbitmq-streams list_stream_group_consumers --stream {stream}'
-        members += f' --reference {name}` shows its members'
+        names = f'--stream {shlex.quote(stream)} --reference {shlex.quote(name or "")}'
+        members = f'`rabbitmq-streams list_stream_group_consumers {names}` shows its members'
         position = now.position
         if position is None:
             text = f'{name!r} has stored no offset'

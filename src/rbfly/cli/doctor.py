@@ -21,7 +21,7 @@ COLORS = {'ok': 'green', 'warning': 'yellow', 'failed': 'red'}
 
 
 @click.command(cls=ConnectedCommand, short_help='Find out why nothing arrives.')
-@click.argument('stream')
+@click.argument('stream', required=False)
 @click.option('-g', '--group', metavar='NAME', help='A group, or the name of a stored offset.')
 @click.option('-n', '--name', metavar='NAME', help='The name of a publisher.')
 @click.option('--filter', 'value', metavar='VALUE', help='A filter value that messages have.')
@@ -33,14 +33,15 @@ COLORS = {'ok': 'green', 'warning': 'yellow', 'failed': 'red'}
 )
 @click.option('--json', 'as_json', is_flag=True, help='Write JSON.')
 def command(
-    stream: str,
+    stream: str | None,
     group: str | None,
     name: str | None,
     value: str | None,
     watch: float | None,
     as_json: bool,
 ) -> int:
-    """Find out why nothing arrives from STREAM, which may be a super stream.
+    """Find out why nothing arrives from STREAM, which may be a super stream. Without it, check only
+    whether the broker can be reached.
 
     Checks the name and the port of each node, TLS, the user, the virtual host, the stream, its
     leader, the addresses that the nodes advertise, the rights, and whether messages are published
@@ -50,6 +51,8 @@ def command(
     """
     from .diagnosis import Diagnosis, Question
 
+    if stream is None and (group or name or value):
+        raise click.UsageError('--group, --name and --filter need a stream')
     broker = target()
     logger = logging.getLogger('rbfly')
     if logger.level == logging.WARNING:  # which the findings tell

@@ -96,20 +96,21 @@ class Load:
     :ivar start: when the first message is due.
     :ivar last_error: why messages were refused, or the run has ended early.
     :ivar failed: the run has ended early.
+    :ivar over: nothing is measured any more.
     :ivar last: the interval before the load stopped.
     :ivar left: number of messages that were not confirmed in the end.
     """
 
     def __init__(self, settings: LoadSettings) -> None:
         self.settings = settings
-        self.interval = Totals()
-        self.totals = Totals()
-        self.start = 0
-        self.stopping = asyncio.Event()
+        self.interval: Totals = Totals()
+        self.totals: Totals = Totals()
+        self.start: int = 0
+        self.stopping: asyncio.Event = asyncio.Event()
         self.last_error: BaseException | None = None
-        self.failed = False
-        self.over = False
-        self.left = 0
+        self.failed: bool = False
+        self.over: bool = False
+        self.left: int = 0
         self.last: Totals | None = None
         self._rates: dict[str, float] = {}  # until the load stopped
         self._taken_at = 0
@@ -298,9 +299,9 @@ class Producer:
 
     def __init__(self, load: Load, stream: str, send_many: Callable[..., Awaitable[int]]) -> None:
         self.stream = stream
-        self.sent = 0
-        self.in_flight = 0
-        self.wake = asyncio.Event()
+        self.sent: int = 0
+        self.in_flight: int = 0
+        self.wake: asyncio.Event = asyncio.Event()
         self._load = load
         self._settings = load.settings
         self._send_many = send_many
@@ -386,7 +387,7 @@ class Consumer:
         self, load: Load, stream: str, batches: AsyncIterator[rbs.MessageBatch[Any]]
     ) -> None:
         self.stream = stream
-        self.consumed = 0
+        self.consumed: int = 0
         self._load = load
         self._batches = batches
 

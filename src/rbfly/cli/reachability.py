@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import ssl as ssl_module
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -55,8 +56,8 @@ class Node:
 
     def __init__(self, info: ConnectionInfo) -> None:
         self.info = info
-        self.reached = False
-        self.version = ''
+        self.reached: bool = False
+        self.version: str = ''
         self.advertised: tuple[str, int] | None = None
 
     async def check(self) -> AsyncIterator[Finding]:
@@ -153,8 +154,8 @@ class Node:
             except VirtualHostError as ex:
                 yield Finding('user', 'ok', f'{user!r} has signed on')
                 advice = (
-                    '`rabbitmqctl list_vhosts` shows whether it exists;'
-                    f" `rabbitmqctl set_permissions -p {vhost} {user} '' '.*' '.*'` admits the user"
+                    '`rabbitmqctl list_vhosts` shows whether it exists, and `rabbitmqctl'
+                    f' list_user_permissions {shlex.quote(user)}` whether it admits the user'
                 )
                 yield Finding('virtual host', 'failed', f'{vhost!r}: {ex}', advice)
                 return
@@ -280,7 +281,7 @@ def refused(error: AuthenticationError, user: str) -> Finding:
         advice = 'see auth_mechanisms in the configuration of the broker'
     else:
         advice = (
-            f'check the password: `rabbitmqctl authenticate_user {user}`; in a URI, special'
-            ' characters are percent-encoded'
+            f'check the password: `rabbitmqctl authenticate_user {shlex.quote(user)}`;'
+            ' in a URI, special characters are percent-encoded'
         )
     return Finding('user', 'failed', f'{user!r}: {error}', advice)
