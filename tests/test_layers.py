@@ -86,8 +86,8 @@ LAYERS = {
     'rbfly.cli': [
         ['', 'lazy', 'profiles', 'running', 'values', 'output', 'partitions', 'lines'],
         ['connection', 'formats', 'places'],
-        ['broker', 'stream', 'tail', 'publish', 'lag', 'offset'],
-        ['super_stream'],
+        ['broker', 'stream', 'tail', 'publish', 'lag'],
+        ['super_stream', 'offset'],
         ['histogram', 'certificate'],
         ['load', 'reachability'],
         ['report', 'diagnosis'],

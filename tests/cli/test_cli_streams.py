@@ -123,3 +123,23 @@ def test_mistake(args: str, reason: str) -> None:
     (line,) = done.stderr.splitlines()
     assert reason in line
     assert done.returncode == 2
+
+
+def test_references(broker: RabbitMQ, stream: str) -> None:
+    for reference, offset in (('shipping', 5), ('billing', 7)):
+        rbfly('offset', 'set', stream, reference, str(offset), RBFLY_URI=broker.uri)
+    done = rbfly('stream', 'references', stream, RBFLY_URI=broker.uri)
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert rows == [[stream, 'billing', '7'], [stream, 'shipping', '5']]
+    done = rbfly('stream', 'references', stream, '--json', RBFLY_URI=broker.uri)
+    assert json.loads(done.stdout)[0] == {'stream': stream, 'reference': 'billing', 'stored': 7}
+
+
+def test_references_of_partitions(broker: RabbitMQ) -> None:
+    name = f'test-{uuid4()}'
+    with super_stream(broker.uri, name, 2) as partitions:
+        rbfly('offset', 'set', partitions[1], 'billing', '7', RBFLY_URI=broker.uri)
+        done = rbfly('stream', 'references', name, '--json', RBFLY_URI=broker.uri)
+    assert json.loads(done.stdout) == [
+        {'stream': partitions[1], 'reference': 'billing', 'stored': 7}
+    ]

@@ -162,6 +162,7 @@ WRONG_TYPES: list[Call] = [
     lambda client: client.write_offset('s', 'r', '1'),  # type: ignore[arg-type]
     lambda client: client.write_offset('s', 5, 1),  # type: ignore[arg-type]
     lambda client: client.read_offset('s', None),  # type: ignore[arg-type]
+    lambda client: client.references(None),  # type: ignore[arg-type]
     lambda client: client.super_stream(5).lag('r'),  # type: ignore[arg-type]
     lambda client: client.super_stream('s').lag(5),  # type: ignore[call-overload]
     lambda client: client.lag(5, 'r'),  # type: ignore[call-overload]

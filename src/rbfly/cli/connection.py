@@ -104,8 +104,8 @@ class ConnectedCommand(click.Command):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.connecting = connection_options(of_group=False)
-        self.params += self.connecting
+        self.connecting: list[click.Option] = connection_options(of_group=False)
+        self.params.extend(self.connecting)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = [

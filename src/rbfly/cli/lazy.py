@@ -35,7 +35,9 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, table: dict[str, Lazy], **options: Any) -> None:
         super().__init__(*args, **options)
-        self.table = {name: item for name, item in table.items() if find_spec(item.module)}
+        self.table: dict[str, Lazy] = {
+            name: item for name, item in table.items() if find_spec(item.module)
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.table]

@@ -29,7 +29,7 @@ COMMANDS = {
     'broker': Lazy('Run an in-memory broker for development.', 'rbfly.cli.broker'),
 }
 
-group = LazyGroup(
+group: LazyGroup = LazyGroup(
     'rbfly',
     table=COMMANDS,
     params=connection_options(of_group=True),

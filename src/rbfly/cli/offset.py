@@ -11,10 +11,10 @@ from .output import print_json, print_table
 from .partitions import partitions_of
 from .places import OFFSET_MAX, Place, place_of
 from .running import FAILED, run
+from .stream import json_option
 from .values import parsed
 
 COLUMNS = {'stream': 'STREAM', 'stored': 'STORED OFFSET'}
-json_option = click.option('--json', 'as_json', is_flag=True, help='Print JSON.')
 
 
 @click.group('offset')

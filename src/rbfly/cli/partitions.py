@@ -9,6 +9,12 @@ if TYPE_CHECKING:
 
 
 async def partitions_of(client: StreamsClient, name: str) -> tuple[str, ...] | None:
-    """Return the partitions of a super stream; None if the name is not that of one."""
-    found = client.super_stream(name)
-    return await found.partitions() if await found.exists() else None
+    """Return the partitions of a super stream; None if the name is that of a stream, or of none."""
+    from rbfly.streams import StreamDoesNotExist
+
+    if await client.stream_exists(name):  # an exchange may have the same name
+        return None
+    try:
+        return await client.super_stream(name).partitions()
+    except StreamDoesNotExist:
+        return None

@@ -242,10 +242,10 @@ class Publishing:
     """
 
     def __init__(self, job: Job, file: IO[bytes] | None) -> None:
-        self.confirmed = 0
-        self.failed = 0
+        self.confirmed: int = 0
+        self.failed: int = 0
         self.error: Exception | None = None
-        self.interrupted = False
+        self.interrupted: bool = False
         self._job = job
         self._file = file
         self._lines = Lines(job.files)

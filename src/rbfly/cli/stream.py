@@ -12,10 +12,12 @@ from rbfly.streams import StreamDoesNotExist
 
 from .connection import ConnectedCommand, Target, target
 from .output import print_json, print_table
+from .partitions import partitions_of
 from .running import run, show
 from .values import parse_age, parse_size, parsed
 
 F = TypeVar('F', bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 COLUMNS = {
     'stream': 'STREAM',
@@ -25,8 +27,8 @@ COLUMNS = {
     'next_offset': 'NEXT OFFSET',
 }
 
-json_option = click.option('--json', 'as_json', is_flag=True, help='Print JSON.')
-yes_option = click.option('-y', '--yes', is_flag=True, help='Do not ask.')
+json_option: Decorator = click.option('--json', 'as_json', is_flag=True, help='Print JSON.')
+yes_option: Decorator = click.option('-y', '--yes', is_flag=True, help='Do not ask.')
 
 
 def stream_options(function: F) -> F:
@@ -145,6 +147,31 @@ def stats(streams: tuple[str, ...], as_json: bool) -> int:
     Exit code 3 if some of them do not exist, 1 if none does.
     """
     return run(show_stats(target(), streams, as_json))
+
+
+@command.command(cls=ConnectedCommand)
+@click.argument('stream')
+@json_option
+def references(stream: str, as_json: bool) -> None:
+    """List the references under which offsets are stored, such as the names of groups.
+
+    It reads the last segment of the stream, or of each partition of a super stream: up to 500 MB by
+    default.
+    """
+    rows = run(query_references(target(), stream))
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, {'stream': 'STREAM', 'reference': 'REFERENCE', 'stored': 'STORED OFFSET'})
+
+
+async def query_references(where: Target, stream: str) -> list[dict[str, Any]]:
+    async with where.client() as client:
+        return [
+            {'stream': name, 'reference': reference, 'stored': offset}
+            for name in await partitions_of(client, stream) or (stream,)
+            for reference, offset in sorted((await client.references(name)).items())
+        ]
 
 
 async def show_stats(where: Target, streams: tuple[str, ...], as_json: bool) -> int:

@@ -109,6 +109,17 @@ cdef class Chunk:
                 f'CRC of the chunk at offset {self.offset} is 0x{found:08x}, not 0x{self.crc:08x}'
             )
 
+    @property
+    def trailer(self):
+        """What the broker has stored with the messages (bytes): publishing ids and offsets.
+
+        Empty unless the subscription receives all chunks.
+        """
+        cdef const uint8_t *end = <const uint8_t *> PyBytes_AS_STRING(self.owner)
+        cdef uint32_t length = load_u32(self.data - HEADER + 40)
+        end += PyBytes_GET_SIZE(self.owner)
+        return self.data_end[:length] if length <= end - self.data_end else b''
+
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1:
         # Set p and n to the next message; return 0 at the end of the chunk.
         while not self._next_of_run(p, n):

@@ -46,13 +46,14 @@ class Clock:
 
 
 class StoredChunk(NamedTuple):
-    type: int  # 0 for messages, 1 for stored offsets, which are not delivered
+    type: int  # 0 for messages; 1 for stored offsets, 2 for all of them
     offset: int
     records: int
     timestamp: int
     data: bytes  # as in a Deliver frame
     filters: frozenset[bytes]  # filter values of its messages
     unfiltered: bool  # whether it has messages without a filter value
+    trailer: bytes  # stored offsets after messages, for subscriptions to all chunks
 
 
 class Entries(NamedTuple):
@@ -99,6 +100,12 @@ class Waiting:
         return taken, ids
 
 
+def tracked(kind: int, name: str, *values: int) -> bytes:
+    """Return what is stored under a name: of a publisher, or of an offset."""
+    data = name.encode()
+    return bytes((kind, len(data))) + data + b''.join(value.to_bytes(8) for value in values)
+
+
 @dataclass(eq=False, repr=False)
 class Stream:
     name: str
@@ -119,6 +126,7 @@ class Stream:
     offsets: dict[str, int] = field(default_factory=dict)  # stored offsets by reference
     clients: dict['Client', None] = field(default_factory=dict)  # publishers and subscriptions
     _segment: int = 0  # bytes of the last segment
+    _is_new_segment: bool = False  # nothing is in the last segment
     _waiting: Waiting = field(default_factory=Waiting)
     _limit: int = FIRST_ENTRIES  # of the next chunk
     _turns: int = 0  # in which the last chunk is still being written
@@ -194,10 +202,11 @@ class Stream:
     def _write_next(self, limit: int) -> int:
         """Write a chunk, confirm its messages, and deliver them; return the number of entries."""
         waiting = self._waiting
+        if self._is_new_segment:
+            self._write_snapshot()
         entries, ids = waiting.take(limit)
         trailer = b''.join(
-            bytes((kind, len(name.encode()))) + name.encode() + value.to_bytes(8)
-            for (kind, name), value in waiting.tracked.items()
+            tracked(kind, name, value) for (kind, name), value in waiting.tracked.items()
         )
         waiting.tracked = {}
         if entries.data:
@@ -212,6 +221,16 @@ class Stream:
         self.retain()
         self.stored()
         return len(entries.data)
+
+    def _write_snapshot(self) -> None:
+        """Write all publishing ids and stored offsets at the start of a segment."""
+        self._is_new_segment = False
+        self._waiting.tracked = {}
+        now = self.clock.now()
+        parts = [tracked(SEQUENCE, name, now, last) for name, last in self.sequences.items()]
+        parts += [tracked(OFFSET, name, offset) for name, offset in self.offsets.items()]
+        if parts:
+            self._write([message(b''.join(parts))], [], b'', type=2)
 
     def _write(
         self, entries: list[bytes], filters: list[bytes | None], trailer: bytes, type: int = 0
@@ -229,7 +248,9 @@ class Stream:
             trailer=trailer,
         )
         count = sum(map(records, entries))
-        chunk = StoredChunk(type, self.end, count, now, data, values, len(values) < len(found))
+        chunk = StoredChunk(
+            type, self.end, count, now, data, values, len(values) < len(found), trailer
+        )
         self.chunks.append(chunk)
         self.end += count
         self.size += len(data)
@@ -239,6 +260,7 @@ class Stream:
         self._segment += len(data)
         if self._segment >= (self.arguments.segment or SEGMENT_SIZE):
             self._segment = 0
+            self._is_new_segment = True
             for name in [*self.sequences][:-NAMES_MAX]:
                 del self.sequences[name]
 
@@ -419,10 +441,11 @@ class Subscription(Client):
         )
         unfiltered = command.properties.get('match-unfiltered') == 'true'
         self._unfiltered = unfiltered or b'' in self._filters
+        self._all = command.properties.get('chunk_selector') == 'all'
 
     def _wants(self, chunk: StoredChunk) -> bool:
         """True if the filter passes a chunk, which may hold messages with other filter values."""
-        if chunk.type:
+        if chunk.type and not self._all:
             return False
         if not self._filters:
             return True
@@ -455,6 +478,8 @@ class Subscription(Client):
 
     def _deliver(self, chunk: StoredChunk) -> None:
         data = self.wire.faults.chunk(chunk.data)
+        if self._all:
+            data += chunk.trailer
         if self.wire.deliver_version == 1:
             frame = message_frames.Deliver(self.id, data).encode()
         else:

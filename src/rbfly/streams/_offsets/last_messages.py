@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from ...error import StreamConnectionError
@@ -14,6 +14,7 @@ from ...protocol._chunk import Chunk, ChunkQueue
 from ...protocol.offset import Offset
 
 CREDIT = 10  # chunks in memory at once
+NO_PROPERTIES: Mapping[str, str] = {}
 
 
 async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
@@ -25,17 +26,24 @@ async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, in
 
 
 async def chunks_from(
-    cluster: Cluster, stream: str, offset: Offset, credit: int
+    cluster: Cluster,
+    stream: str,
+    offset: Offset,
+    credit: int,
+    properties: Mapping[str, str] = NO_PROPERTIES,
 ) -> AsyncGenerator[Chunk, None]:
     """Yield the chunks that a subscription receives, until the broker has no more.
 
     :param credit: how many chunks the broker sends in advance.
+    :param properties: of the subscription.
     """
     connection, _ = await cluster.leader(stream)
     used_id, queue = connection.subscription_ids.pop(), ChunkQueue()
     connection.set_subscription(used_id, queue)
     try:
-        await connection.request(commands.Subscribe(used_id, stream, offset, credit, {}))
+        await connection.request(
+            commands.Subscribe(used_id, stream, offset, credit, {**properties})
+        )
         await connection.request(PING)  # the broker answers it after it has sent the chunks
         while queue.chunks:
             received = len(queue.chunks)

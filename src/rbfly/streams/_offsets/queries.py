@@ -29,8 +29,10 @@ from .._repeating import repeated
 if TYPE_CHECKING:
     from ...protocol._identity import LastChunk
     from . import last_messages as counting
+    from . import references as finding
 else:
     counting = Later('rbfly.streams._offsets.last_messages')
+    finding = Later('rbfly.streams._offsets.references')
 
 
 class OffsetMethods:
@@ -99,6 +101,26 @@ class OffsetMethods:
         """
         check_names(stream, reference)
         return await stored_offset(await self._cluster.locator(), stream, reference)
+
+    @repeated
+    async def references(self, stream: str) -> dict[str, int]:
+        """Return all references under which the stream has stored offsets, with these offsets.
+
+        The protocol cannot list them.  RbFly reads them from the stream, where the broker writes
+        all of them at the start of each segment: it receives the messages of the last segment,
+        and may receive up to three times as many, but decodes none of them.
+
+        :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
+            so.
+        :raises StreamConnectionError: the client cannot connect.
+        :raises ProtocolError: the broker refused a request.
+        :raises ChunkError: a chunk is damaged.
+        """
+        check_stream(stream)
+        names = await finding.reference_names(self._cluster, stream)
+        connection = await self._cluster.locator()
+        stored = {name: await stored_offset(connection, stream, name) for name in names}
+        return {name: offset for name, offset in stored.items() if offset is not None}
 
     @repeated
     async def resolve_offset(self, stream: str, offset: Offset) -> int:
