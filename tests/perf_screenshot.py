@@ -19,7 +19,7 @@ WIDTH = 80
 
 async def main() -> None:
     """Run a load, and draw what its table shows after the last whole second."""
-    load = Load(LoadSettings([STREAM], rate=5_000, size=100, time=60))
+    load = Load(LoadSettings([STREAM], rate=1_000, size=100, time=60))
     async with streams_client(os.environ['RBFLY_URI']) as client:
         await client.create_stream(STREAM)
         try:
@@ -34,7 +34,7 @@ async def main() -> None:
             await client.delete_stream(STREAM)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(table)
-    console.save_svg(str(FILE), title='rbfly perf -st orders --rate 5000 --size 100 --time 60')
+    console.save_svg(str(FILE), title='rbfly perf -st orders --rate 1000 --size 100 --time 60')
 
 
 if __name__ == '__main__':

@@ -114,7 +114,7 @@ def test_latency_of_messages_of_another_run_is_not_counted(sent: int, counted: i
 def test_rates_leave_out_what_arrives_after_the_end(clock: Clock) -> None:
     load = Load(LoadSettings(['orders']))
     load.start = load._taken_at = clock.time
-    load.interval.published = 500
+    load.on_sent(500)
     clock.time += 2 * NANO
     taken = load.take()
     assert taken.seconds == load.totals.seconds == 2.0

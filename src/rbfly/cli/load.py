@@ -124,8 +124,8 @@ class Load:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
-        return max(0, now() - self.start) / NANO
+        """Seconds since the start; negative before it."""
+        return (now() - self.start) / NANO
 
     def take(self) -> Totals:
         """Begin another interval, and return the one that has ended."""
@@ -148,6 +148,23 @@ class Load:
         self.stopping.set()
         for producer in self._producers:
             producer.wake.set()
+
+    def on_sent(self, count: int) -> None:
+        """Count messages that were sent."""
+        self.interval.published += count
+
+    def on_settled(self, confirmed: int, refused: int) -> None:
+        """Count messages that the broker has confirmed and refused."""
+        self.interval.confirmed += confirmed
+        self.interval.refused += refused
+
+    def on_refused(self, error: BaseException) -> None:
+        """Keep the reason why messages were refused."""
+        self.last_error = error
+
+    def on_consumed(self, count: int) -> None:
+        """Count messages that were received."""
+        self.interval.consumed += count
 
     def fail(self, error: BaseException) -> None:
         """End the run because of an error."""
@@ -348,7 +365,7 @@ class Producer:
             bodies = [stamp.to_bytes(STAMP, 'big') + padding for stamp in stamps]
         self.sent += count
         self.in_flight += count
-        self._load.interval.published += count
+        self._load.on_sent(count)
         task = asyncio.ensure_future(self._confirm(bodies, stamps))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -359,20 +376,19 @@ class Producer:
         try:
             await self._send_many(bodies, progress=progress)
         except rbs.PublishError as ex:
-            load.last_error = ex
+            load.on_refused(ex)
         except rbs.RbFlyError as ex:
             if not load.over:
                 load.fail(ex)
         if not load.over:
-            at, interval = now(), load.interval
-            confirmed = progress.confirmed
-            interval.confirmed += confirmed
-            interval.refused += len(progress.refused)
+            at, confirmed = now(), progress.confirmed
+            load.on_settled(confirmed, len(progress.refused))
+            latencies = load.interval.confirm
             if len(stamps) == 1:
-                interval.confirm.add(at - stamps[0], confirmed)
+                latencies.add(at - stamps[0], confirmed)
             elif confirmed == count:
                 for stamp in stamps:
-                    interval.confirm.add(at - stamp)
+                    latencies.add(at - stamp)
             self.in_flight -= count
             self.wake.set()
 
@@ -403,18 +419,18 @@ class Consumer:
             self._load.fail(ex)
 
     def _measure(self, batch: rbs.MessageBatch[Any], at: int) -> None:
-        interval, start = self._load.interval, self._load.start
+        latencies, start = self._load.interval.end_to_end, self._load.start
         self.consumed += len(batch)
-        interval.consumed += len(batch)
+        self._load.on_consumed(len(batch))
         last, count = b'', 0
         for body in batch:  # messages of a batch often have the same stamp
             head = body[:STAMP] if isinstance(body, bytes) else b''
             if head == last:
                 count += 1
             else:
-                add_latency(interval.end_to_end, last, count, start, at)
+                add_latency(latencies, last, count, start, at)
                 last, count = head, 1
-        add_latency(interval.end_to_end, last, count, start, at)
+        add_latency(latencies, last, count, start, at)
 
 
 def add_latency(histogram: Histogram, stamp: bytes, count: int, start: int, at: int) -> None:

@@ -10,8 +10,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -141,7 +140,8 @@ N: dict[str, Any] = {'metavar': 'N', 'show_default': True}
 @click.option(
     '-sf',
     '--summary-file',
-    type=click.Path(dir_okay=False, writable=True),
+    type=click.File('w', 'utf-8', lazy=False),
+    metavar='FILE',
     help='Write the summary to this file, as JSON.',
 )
 @click.option(
@@ -175,7 +175,7 @@ class Perf:
     def __init__(self, broker: Target, options: dict[str, Any]) -> None:
         self._broker = broker
         self._as_json: bool = options.pop('as_json')
-        self._file: str | None = options.pop('summary_file')
+        self._file: IO[str] | None = options.pop('summary_file')
         named: str | None = options.pop('streams')
         count: int = options.pop('stream_count')
         self._create = {
@@ -195,19 +195,20 @@ class Perf:
             raise click.BadParameter('no name of a stream', param_hint='--streams')
         self._settings = settings_of(options | {'streams': streams}, own=self._own)
         self._created: list[str] = []
+        self._started = False
 
     async def run(self) -> int:
         """Create streams, run the load, delete the streams; return the exit code."""
         from .load import Load
 
-        load = Load(self._settings)
         sys.setswitchinterval(SWITCH)
         async with self._broker.client(close_timeout=CLOSE_TIMEOUT) as client:
             try:
-                await self._prepare(client, load)
+                settings = await self._prepare(client)
+                load = Load(settings)
                 interrupted = await self._load(client, load)
             finally:
-                await self._clean_up(client, load)
+                await self._clean_up(client)
         if load.failed and load.last_error is not None:
             raise load.last_error
         if load.totals.refused:
@@ -216,20 +217,17 @@ class Perf:
             )
         if load.left:
             raise click.ClickException(f'the broker has not confirmed {load.left:,} messages')
-        settings = load.settings
         is_limited = any((settings.time, settings.pmessages, settings.cmessages))
         return INTERRUPTED if interrupted and is_limited else 0
 
-    async def _prepare(self, client: StreamsClient, load: Load) -> None:
+    async def _prepare(self, client: StreamsClient) -> LoadSettings:
         """Create the streams, or find out whether those that exist are super streams."""
-        settings = load.settings
+        settings = self._settings
         if not self._own:
             found = [await client.super_stream(name).exists() for name in settings.streams]
             if any(found) and not all(found):
                 raise click.UsageError('--streams names both streams and super streams')
-            if any(found):
-                load.settings = replace(settings, super_streams=True)
-            return
+            return replace(settings, super_streams=True) if any(found) else settings
         arguments = {key: value for key, value in self._create.items() if value}
         partitions = arguments.pop('partitions')
         for name in settings.streams:
@@ -238,15 +236,16 @@ class Perf:
                 await client.super_stream(name).create(partitions=partitions, **arguments)
             else:
                 await client.create_stream(name, **arguments)
+        return settings
 
-    async def _clean_up(self, client: StreamsClient, load: Load) -> None:
+    async def _clean_up(self, client: StreamsClient) -> None:
         """Delete the streams that this run has created."""
-        if not client.connected and not load.start:
+        if not client.connected and not self._started:
             return  # it has created nothing
         try:
             async with asyncio.timeout(CLEAN_UP):
                 for name in self._created:
-                    if load.settings.super_streams:
+                    if self._settings.super_streams:
                         await client.super_stream(name).delete()
                     else:
                         await client.delete_stream(name)
@@ -262,16 +261,21 @@ class Perf:
         assert task is not None
         showing: list[asyncio.Task[None]] = []
         interrupted = False
+
+        def on_start() -> None:
+            self._started = True
+            showing.append(asyncio.create_task(show(load, display)))
+
         try:
-            await load.run(client, lambda: showing.append(asyncio.create_task(show(load, display))))
+            await load.run(client, on_start)
         except asyncio.CancelledError:
-            if not load.start:
+            if not self._started:
                 raise
             interrupted = True
             task.uncancel()  # streams are deleted, and the client closed, as at any other end
         finally:
             await asyncio.gather(*showing)
-            if display is not None and load.start:
+            if display is not None and self._started:
                 with suppress(BrokenPipeError):
                     display.end()
         self._write_summary(load)
@@ -296,8 +300,7 @@ class Perf:
         if self._as_json:
             print_json(found)
         if self._file is not None:
-            text = json.dumps(found, indent=2, ensure_ascii=False)
-            Path(self._file).write_text(f'{text}\n', encoding='utf-8')
+            print(json.dumps(found, indent=2, ensure_ascii=False), file=self._file)
 
 
 def settings_of(options: dict[str, Any], *, own: bool) -> LoadSettings:
