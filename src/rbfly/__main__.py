@@ -11,8 +11,11 @@ MISSING = (
 
 def main() -> int:
     """Run the command that the arguments of the process name; return the exit code."""
-    if sys.stdout is None:  # closed before the start: help would be printed as an error
+    # If they are closed before the start, each would replace the other.
+    if sys.stdout is None:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 - until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, 'w')  # noqa: SIM115
     command, *args = sys.argv[1:] or ['']
     if command == 'broker':  # works without the extra
         from .testing.command import main as broker

@@ -10,7 +10,15 @@ import pytest
 
 from brokers import RabbitMQ
 from rbfly.testing import StreamBroker
-from tests.command_line import bodies, in_terminal, rbfly, started, super_stream, wait_until
+from tests.command_line import (
+    COMMAND,
+    bodies,
+    in_terminal,
+    rbfly,
+    started,
+    super_stream,
+    wait_until,
+)
 
 
 def test_lines_of_standard_input(broker: RabbitMQ, stream: str) -> None:
@@ -252,6 +260,33 @@ def test_file_with_failed_lines_is_not_read(tmp_path: Path) -> None:
     path.write_text('kept\n')
     done = rbfly('publish', 'orders', path, '--failed', path)
     assert done.returncode == 2
+    assert path.read_text() == 'kept\n'
+
+
+def test_file_that_cannot_be_read(broker: RabbitMQ, stream: str, tmp_path: Path) -> None:
+    """The lines before it are confirmed."""
+    path = tmp_path / 'lines'
+    path.write_text('1\n2\n')
+    done = rbfly('publish', stream, path, '/proc/self/mem', RBFLY_URI=broker.uri)
+    assert done.returncode == 3
+    assert done.stdout == '2 lines confirmed; the lines after them were not read\n'
+    assert done.stderr.startswith('rbfly publish: cannot read /proc/self/mem: ')
+    assert bodies(broker.uri, stream) == ['1', '2']
+
+
+def test_standard_input_is_closed(broker: RabbitMQ, stream: str) -> None:
+    script = ['sh', '-c', 'exec "$@" <&-', 'sh', *COMMAND]
+    done = rbfly('publish', stream, command=script, RBFLY_URI=broker.uri)
+    assert done.returncode == 1
+    assert done.stderr == 'rbfly publish: standard input is closed: name a file\n'
+
+
+def test_failed_lines_of_an_earlier_run_remain_without_a_connection(tmp_path: Path) -> None:
+    path = tmp_path / 'failed.txt'
+    path.write_text('kept\n')
+    options = ('--uri', 'rabbitmq-stream://localhost:1', '--connect-timeout', '0.2')
+    done = rbfly('publish', 'orders', '--failed', path, *options, stdin='x')
+    assert done.returncode == 1
     assert path.read_text() == 'kept\n'
 
 

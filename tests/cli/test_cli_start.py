@@ -103,3 +103,10 @@ def test_stdout_is_closed() -> None:
     script = ['sh', '-c', 'exec "$@" >&-', 'sh', sys.executable, '-m', 'rbfly']
     done = rbfly('--version', command=script)
     assert (done.returncode, done.stderr) == (0, '')
+
+
+def test_stderr_is_closed() -> None:
+    """Errors are not results."""
+    script = ['sh', '-c', 'exec "$@" 2>&-', 'sh', sys.executable, '-m', 'rbfly']
+    done = rbfly('tail', command=script)
+    assert (done.returncode, done.stdout) == (2, '')

@@ -97,7 +97,16 @@ def test_super_stream_is_created_and_deleted(broker: RabbitMQ) -> None:
     assert (done.returncode, done.stderr) == (0, '')
     done = rbfly('super-stream', 'partitions', name, RBFLY_URI=broker.uri)
     assert done.returncode == 1
-    assert 'does not exist' in done.stderr
+    assert done.stderr.endswith('; create it with `rbfly super-stream create`\n')
+
+
+def test_super_stream_is_no_stream(broker: RabbitMQ) -> None:
+    name = f'test-{uuid4()}'
+    with super_stream(broker.uri, name, 1):
+        done = rbfly('stream', 'delete', name, RBFLY_URI=broker.uri)
+        assert done.returncode == 1
+        assert 'is a super stream' in done.stderr
+        assert 'create it' not in done.stderr
 
 
 def test_super_stream_stats(broker: RabbitMQ) -> None:

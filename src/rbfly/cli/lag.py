@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,8 +16,12 @@ from .output import has_colors, is_terminal, print_json, print_table, table_line
 from .partitions import partitions_of
 from .running import run
 
+if TYPE_CHECKING:
+    from rbfly.streams import StreamsClient
+
 COLUMNS = {'stream': 'STREAM', 'stored': 'STORED OFFSET', 'end': 'NEXT OFFSET', 'lag': 'LAG'}
 INTERVAL = 2.0  # seconds
+AT_ONCE = 32  # partitions to ask for at once
 
 Rows = list[dict[str, Any]]
 
@@ -73,21 +77,21 @@ async def show_lag(
             rows = await look()
 
 
-async def lag_of(client: Any, partitions: Sequence[str], group: str) -> Rows:
+async def lag_of(client: StreamsClient, partitions: Sequence[str], group: str) -> Rows:
     """Return the stored offset and the lag of each partition."""
     from rbfly.streams import Offset
 
+    async def row(name: str) -> dict[str, Any]:
+        return {
+            'stream': name,
+            'stored': await client.read_offset(name, group),
+            'end': await client.resolve_offset(name, Offset.NEXT),
+            'lag': await client.lag(name, group),
+        }
+
     rows: Rows = []
-    for name in partitions:
-        stored = await client.read_offset(name, group)
-        rows.append(
-            {
-                'stream': name,
-                'stored': stored,
-                'end': await client.resolve_offset(name, Offset.NEXT),
-                'lag': await client.lag(name, group),
-            }
-        )
+    for start in range(0, len(partitions), AT_ONCE):
+        rows += await asyncio.gather(*map(row, partitions[start : start + AT_ONCE]))
     return rows
 
 

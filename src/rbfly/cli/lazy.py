@@ -30,7 +30,8 @@ class Lazy(NamedTuple):
 class LazyGroup(click.Group):
     """A group whose commands are described by a table.
 
-    :param table: the commands by name, in the order of the help.
+    :param table: the commands by name, in the order of the help; those whose module is missing are
+        left out.
     """
 
     def __init__(self, *args: Any, table: dict[str, Lazy], **options: Any) -> None:

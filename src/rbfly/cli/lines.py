@@ -68,6 +68,8 @@ def read_lines(path: Path) -> Iterator[list[bytes]]:
     :raises click.ClickException: the file cannot be read, or a line does not end.
     """
     is_input = str(path) == '-'
+    if is_input and sys.stdin is None:
+        raise click.ClickException('standard input is closed: name a file')
     # not through sys.stdin, whose lock this thread would hold at exit
     fd = sys.stdin.fileno() if is_input else os.open(path, os.O_RDONLY)
     parts: list[bytes] = []  # of the line that has not ended

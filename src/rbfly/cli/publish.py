@@ -32,7 +32,7 @@ from rbfly.streams import (
 from .connection import ConnectedCommand, Target, target
 from .lines import Lines
 from .partitions import partitions_of
-from .running import PARTIAL, describe, run, show
+from .running import FAILED, PARTIAL, describe, run, show
 
 IN_FLIGHT_MAX = 64 * 1024 * 1024  # bytes of lines that are not confirmed
 SHOWN = 10  # failures that are described; the others are counted
@@ -147,17 +147,17 @@ def is_same(first: Path, second: Path) -> bool:
 async def publish(where: Target, job: Job) -> int:
     """Publish all lines; return the exit code."""
     client = where.client(reconnect_timeout=RECONNECT_TIMEOUT, close_timeout=CLOSE_TIMEOUT)
-    with open_failed(job.failed) as failed:
-        publishing = Publishing(job, failed)
-        async with client, await open_publisher(client, job) as publisher:
+    async with client, await open_publisher(client, job) as publisher:
+        with open_failed(job.failed) as failed:
+            publishing = Publishing(job, failed)
             with publishing.progress():
                 await publishing.send_all(publisher)
-        publishing.report()
+    publishing.report()
     if publishing.interrupted:
         raise asyncio.CancelledError
     if publishing.error is not None:
         show('rbfly publish', describe(publishing.error))
-        return PARTIAL if publishing.confirmed else 1
+        return PARTIAL if publishing.confirmed else FAILED
     return PARTIAL if publishing.failed else 0
 
 
@@ -263,6 +263,8 @@ class Publishing:
             await self._send_lines(publisher)
         except asyncio.CancelledError:
             self.interrupted = True
+        except click.ClickException as ex:  # of a file
+            self.error = self.error or ex
         # Waits for confirms; an error is that of lines, which know it.
         with suppress(RbFlyError):
             await publisher.close()

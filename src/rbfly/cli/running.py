@@ -24,9 +24,8 @@ from ..error import (
 if TYPE_CHECKING:
     import asyncio
 
-# Exit codes, besides 0.
+# Exit codes, besides 0, and 2 for wrong arguments.
 FAILED = 1
-USAGE = 2
 PARTIAL = 3
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -39,15 +38,8 @@ ADVICE: dict[type[RbFlyError], str] = {
     AuthenticationError: 'check the user and the password of --uri',
     VirtualHostError: 'check the virtual host of --uri, and the rights of the user',
     TLSError: 'check the scheme and the port of --uri, and --tls-ca',
-    StreamDoesNotExist: 'create it with `rbfly stream create`',
     StreamConnectionError: 'does a broker with the plugin rabbitmq_stream run there? (see --uri)',
 }
-
-
-class Partial(click.ClickException):
-    """A part of the work is done; the text says which."""
-
-    exit_code = PARTIAL
 
 
 def run(
@@ -88,6 +80,9 @@ def run(
 def describe(error: Exception) -> str:
     """Return the text of an error in one line, and what to do."""
     text = ' '.join(str(error).split()) or type(error).__name__
+    if isinstance(error, StreamDoesNotExist) and 'does not exist' in text:
+        group = 'super-stream' if 'super stream' in text else 'stream'
+        return f'{text}; create it with `rbfly {group} create`'
     for kind, advice in ADVICE.items():
         if isinstance(error, kind):
             return f'{text.rstrip(".")}; {advice}'
