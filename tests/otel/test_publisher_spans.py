@@ -322,18 +322,32 @@ async def test_send_again_joins_the_message_in_flight(
                 message = rbs.Message(b'a', publish_id=5)
                 with pytest.raises(rbs.ConfirmTimeout):
                     await publisher.send(message, timeout=0.01)
+                with pytest.raises(ValueError, match='publishing id'):
+                    await publisher.submit(message)  # joins no other call
                 again = asyncio.create_task(publisher.send(message))
                 await asyncio.sleep(0)
                 broker.heal()
                 await again
                 await publisher.send(rbs.Message(b'b', publish_id=6))
-            first, second, third = exporter.get_finished_spans()
+            first, _, second, third = exporter.get_finished_spans()
             assert first.kind is SpanKind.PRODUCER
             assert (second.kind, linked(second)) == (SpanKind.CLIENT, ids([first]))
             assert third.kind is SpanKind.PRODUCER
             found = await read(client, 'orders', 2)
             assert [parent_of(item) for item in found] == [header(first), header(third)]
             assert publisher._spans._again == {}  # type: ignore[attr-defined]
+
+
+async def test_malformed_message_is_forwarded(traced: Traced, stream: str) -> None:
+    client, _ = traced()
+    malformed = b'\x00\x53\x74\xc1\x02\x02\xa1' + b'\x00\x53\x75\xa0\x01a'
+    async with client.publisher(stream) as publisher:
+        await publisher.send(rbfly.amqp.decode_amqp(malformed))
+        with pytest.raises(rbs.AMQPEncoderError):  # not of the tracing
+            await publisher.send(rbs.Message(b'a', app_properties={1: 'a'}))  # type: ignore[dict-item]
+    (message,) = await read(client, stream, 1)
+    assert message.raw is not None
+    assert message.raw.tobytes() == malformed
 
 
 async def test_subclasses_are_traced_once(

@@ -58,22 +58,24 @@ def injected(context: Context) -> dict[str, str]:
 
 
 def merged(found: Mapping[Any, Any], carrier: Mapping[str, str]) -> dict[Any, Any]:
-    return {**{key: item for key, item in found.items() if str(key) not in carrier}, **carrier}
+    return {
+        **{key: item for key, item in dict(found).items() if str(key) not in carrier},
+        **carrier,
+    }
 
 
 def with_properties(message: Any, carrier: dict[str, str]) -> MessageCtx:
     """Return a message that carries a context in its application properties.
 
-    The message of the program stays as it is; one that is malformed is returned.
+    The message of the program stays as it is; it is returned if it is malformed.
     """
     if not isinstance(message, MessageCtx):
         return MessageCtx(message, app_properties=carrier)
-    try:
-        found = message.app_properties
-    except AMQPDecoderError:
-        return message
     made = copy(message)
-    made.app_properties = merged(found, carrier)
+    try:
+        made.app_properties = merged(message.app_properties, carrier)
+    except Exception:  # the encoder says what is wrong, unless it sends what was received
+        return message
     return made
 
 
@@ -81,12 +83,11 @@ def with_annotations(message: Any, carrier: dict[str, str]) -> MessageCtx:
     """The same in its message annotations."""
     if not isinstance(message, MessageCtx):
         return MessageCtx(message, annotations=carrier)
-    try:
-        found = message.annotations
-    except AMQPDecoderError:
-        return message
     made = copy(message)
-    made.annotations = merged(found, carrier)
+    try:
+        made.annotations = merged(message.annotations, carrier)
+    except Exception:  # the encoder says what is wrong, unless it sends what was received
+        return message
     return made
 
 

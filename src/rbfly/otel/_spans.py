@@ -27,7 +27,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from ..error import AMQPDecoderError, ConfirmTimeout, SendProgress
+from ..error import AMQPDecoderError, SendProgress
 from ..streams import MessageCtx
 from ._carrier import OfBody, injected, origin_of
 
@@ -51,7 +51,7 @@ OFFSET = 'messaging.rabbitmq.stream.offset'  # RbFly's own: the conventions have
 ERROR = 'error.type'
 
 LINKS = 128  # of a span, as OpenTelemetry's SDK keeps by default
-AGAIN = 10_000  # messages with explicit publishing ids whose contexts are kept
+AGAIN = 10_000  # unconfirmed messages with explicit publishing ids whose contexts are kept
 RUN = 10_000  # messages of a list between two turns of the event loop
 
 
@@ -175,11 +175,9 @@ class PublisherSpans:
         """End the span of a message that is confirmed, or has failed."""
         if error is not None:
             fail(span, error)
-        span.end()
-        # After these, the message may still be in flight.
-        may_join = isinstance(error, ConfirmTimeout | asyncio.CancelledError)
-        if self._again and isinstance(message, MessageCtx) and not may_join:
+        elif self._again and isinstance(message, MessageCtx):  # else it may still be in flight
             self._again.pop(message.stream_publish_id, None)
+        span.end()
 
     def end_submitted(self, span: Span, message: Any, confirmation: Any) -> None:
         """The same, once the future of `submit` is done."""
