@@ -48,7 +48,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'busy_poll', 'resolving', 'uri', 'waiting'],
+        ['', 'busy_poll', 'resolving', 'totals', 'uri', 'waiting'],
         ['observer', 'requests'],
         ['connection', 'retry'],
         ['handshake', 'single_flight'],
@@ -62,12 +62,13 @@ LAYERS = {
     ],
     'rbfly.streams': [
         ['error', 'offset', 'types', 'events', '_arguments', '_misuse', '_repeating', '_waiting'],
-        ['_offsets'],
+        ['_offsets', 'metrics'],
         ['_admin', '_publish', '_group'],
         ['_consume'],
         ['_super_stream'],
         ['client', 'compat', '', '_client'],
     ],
+    'rbfly.otel': [['_metrics'], ['']],
     'rbfly.testing': [
         ['faults', 'arguments'],
         ['connection'],
@@ -83,7 +84,7 @@ LAYERS = {
     'rbfly._pyinstaller': [['', 'hook-rbfly']],
 }
 # The in-memory broker stands beside the client: it is higher in the table, but imports none of it.
-BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.streams')}
+BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.otel', 'rbfly.streams')}
 # Layers whose rows may import each other's modules within a row, but not in circles.
 OPEN = ('rbfly.streams',)
 # The height of each module; the modules of a package in a row have its height.

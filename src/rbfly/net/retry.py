@@ -86,7 +86,7 @@ class Progress:
     """
 
     def __init__(self, where: str = '', timeout: type[RbFlyError] = ConnectTimeout) -> None:
-        self.where = where
+        self.where: str = where
         self.step: str = ''
         self.error: RbFlyError | None = None
         self.timeout = timeout

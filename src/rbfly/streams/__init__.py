@@ -41,16 +41,18 @@ if TYPE_CHECKING:
         connection,
     )  # fmt: skip
     from .events import *  # noqa: F403
+    from .metrics import Metrics, MetricsExporter, MetricsSource, StreamMetrics
 
 __all__ = [
     'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar', 'AuthMechanism',
     'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit', 'Compression',
-    'Confirmation', 'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset',
-    'OffsetTracking', 'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch',
-    'PublisherBatchFast', 'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin',
-    'PublisherBinBatch', 'StreamStats', 'StreamsClient', 'Subscriber', 'Subscription',
-    'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key',
-    'connection', 'get_message_ctx', 'stream_message_ctx', 'streams_client',
+    'Confirmation', 'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Metrics',
+    'MetricsExporter', 'MetricsSource', 'Offset', 'OffsetTracking', 'OffsetType', 'OnDecodeError',
+    'OnGap', 'Publisher', 'PublisherBatch', 'PublisherBatchFast', 'PublisherBatchLimit',
+    'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch', 'StreamMetrics', 'StreamStats',
+    'StreamsClient', 'Subscriber', 'Subscription', 'SuperStream', 'SuperStreamPublisher',
+    'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key', 'connection', 'get_message_ctx',
+    'stream_message_ctx', 'streams_client',
 ]  # fmt: skip
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
@@ -74,6 +76,7 @@ else:  # a program pays only for what it uses
             'rbfly.streams._publish.confirmation': 'Confirmation',
             'rbfly.streams.events': f'events {_EVENTS}',
             'rbfly.streams._group.handover': 'Group',
+            'rbfly.streams.metrics': 'Metrics MetricsExporter MetricsSource StreamMetrics',
             'rbfly.streams._publish.publisher': 'Publisher',
             'rbfly.streams._publish.base': 'BasePublisher',
             'rbfly.streams._super_stream.routing': 'by_hash by_key',

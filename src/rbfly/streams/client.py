@@ -24,6 +24,7 @@ from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnG
 
 if TYPE_CHECKING:
     from . import events as events_module
+    from . import metrics as metrics_module
     from ._consume import options, subscription
     from ._group import handover
     from ._offsets import tracking
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 else:  # a program pays only for what it uses
     events_module = Later('rbfly.streams.events')
     handover = Later('rbfly.streams._group.handover')
+    metrics_module = Later('rbfly.streams.metrics')
     opening = Later('rbfly.streams._publish.opening')
     options = Later('rbfly.streams._consume.options')
     subscription = Later('rbfly.streams._consume.subscription')
@@ -56,6 +58,7 @@ def streams_client(
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
     busy_poll: float | None = None,
+    metrics: metrics_module.MetricsExporter | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -93,6 +96,9 @@ def streams_client(
         a publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms
         arrive earlier, for more processor time; see :ref:`busy-polling`.  None to sleep.  It needs
         two processors: with fewer, the client logs a warning and does not poll.
+    :param metrics: passes the numbers of the client to a monitoring system:
+        :func:`rbfly.otel.metrics`, or another :class:`MetricsExporter`; None for none.  See
+        :ref:`metrics`.
     :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` was passed with the
         scheme without TLS.
     :raises TypeError: an argument has the wrong type.
@@ -120,7 +126,8 @@ def streams_client(
             request_timeout,
             close_timeout,
             busy_poll,
-        )
+        ),
+        metrics=metrics,
     )
 
 
@@ -139,6 +146,8 @@ class StreamsClient(ClientBase):
         self,
         connection_info: ConnectionInfo | Sequence[ConnectionInfo] | Settings,
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
+        *,
+        metrics: metrics_module.MetricsExporter | None = None,
     ) -> None:
         if isinstance(connection_info, ConnectionInfo):
             connection_info = [connection_info]
@@ -151,6 +160,9 @@ class StreamsClient(ClientBase):
         self._users = 0
         self._windows = WeakSet()
         self._names = WeakValueDictionary()
+        if metrics is not None:
+            name = connection_info.connection_name
+            metrics_module.export(metrics, self, self._cluster.totals, name)
 
     def __repr__(self) -> str:
         return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.infos)}>'
@@ -191,6 +203,14 @@ class StreamsClient(ClientBase):
         """
         check_timeout('timeout', timeout)
         return await self._cluster.ping(inf if timeout is None else timeout)
+
+    def metrics(self) -> metrics_module.Metrics:
+        """Return what the client has done, and what it has open: numbers for monitoring.
+
+        They are always counted, and this sends no request.  It may be called at any time, also
+        after `close`, and from any thread.
+        """
+        return metrics_module.read_metrics(self._cluster.totals)
 
     def events(self, limit: int = 1000) -> events_module.Events:
         """Iterate over what happens to the client from now on, until the client is closed.

@@ -126,6 +126,7 @@ class SubscriptionSession(Owner):
             2 * credit,  # RabbitMQ never exceeds the credit itself
         )
         self.registration: Registration = Registration(cluster, self)
+        cluster.totals.add_cursor(stream, self.cursor)
         self._cluster = cluster
         self._waiter = waiter
         self._properties = {} if settings.filter is None else settings.filter.properties()
@@ -576,6 +577,7 @@ class SubscriptionSession(Owner):
         self._revoke_errors.clear()
         self.registration.close()
         self.cursor.close()
+        self._cluster.totals.remove_cursor(self.stream, self.cursor)
         if self._member is not None:
             self._member.close()
         self.offsets.stop()
