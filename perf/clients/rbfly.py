@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, aclosing
 from time import perf_counter
 from typing import Any
 
+import rbfly.otel
 import rbfly.streams as rbs
 
 from ..lanes import Kind
@@ -23,12 +24,27 @@ class Client(Work):
 
     :ivar amqp: publish AMQP 1.0 messages instead of raw bytes.
     :ivar options: additional arguments for the client.
+
+    :param metrics: let OpenTelemetry collect metrics.
     """
 
-    def __init__(self, kind: Kind, target: Target, amqp: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        target: Target,
+        amqp: bool = True,
+        metrics: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(kind, target)
         self.amqp = amqp
         self.options = options
+        if metrics:
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+            provider = MeterProvider([InMemoryMetricReader()])
+            self.options = options | {'metrics': rbfly.otel.metrics(provider)}
         self.stack = AsyncExitStack()
 
     async def open(self) -> None:

@@ -16,6 +16,7 @@ LIBRARIES = {
         Library('rbfly-raw', 'RbFly (raw bytes)', (DISTRIBUTION,)),
         Library('rbfly-batches', 'RbFly (batches)', (DISTRIBUTION,)),
         Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
+        Library('rbfly-metrics', 'RbFly (metrics)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rstream', 'rstream', ('rstream',)),
         Library('proton', 'Qpid Proton', ('python-qpid-proton',)),
         Library('aiokafka', 'aiokafka (Kafka)', ('aiokafka', 'msgpack')),
@@ -126,6 +127,14 @@ USES = (
         ' `stream_timestamp`, `body` and, where present, `properties` and'
         ' `app_properties`',
         read='messages',
+    ),
+    use(
+        'rbfly-metrics',
+        'rbfly',
+        f'{ROUND_TRIPS} tasks-1000 consume',
+        'like `rbfly`, with `streams_client(..., metrics=rbfly.otel.metrics(...))` and the SDK of'
+        ' OpenTelemetry',
+        metrics=True,
     ),
     use(
         'rbfly-amqp',

@@ -12,6 +12,7 @@ COLOURS = {
     'rbfly-raw': '#E69F00',
     'rbfly-batches': '#E69F00',
     'rbfly-messages': '#F0E442',
+    'rbfly-metrics': '#CC79A7',
     'rbfly-polling': '#0072B2',
     'rstream': '#009E73',
     'aiokafka': '#CC79A7',

@@ -65,7 +65,7 @@ def check_transition(owner: object, before: S, after: S, table: Mapping[S, Seque
 class Observer:
     """Receives the events of a client; ignores all of them unless overridden.
 
-    Connections count frames and chunks, see :class:`rbfly.protocol._engine.Counters`.
+    Frames and chunks are counted, see :class:`rbfly.net.totals.Totals`.
     """
 
     def on_transition(

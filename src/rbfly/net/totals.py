@@ -137,8 +137,8 @@ class Totals:
     def remove_window(self, stream: str, window: PublishWindow) -> None:
         """Keep the counts of a publisher that ends; do nothing if they are kept already."""
         with self._lock:
-            totals = self._get(stream)
-            if window in totals.windows:
+            totals = self._streams.get(stream)
+            if totals is not None and window in totals.windows:
                 del totals.windows[window]
                 totals.add_window(window)
 
@@ -152,8 +152,8 @@ class Totals:
     def remove_cursor(self, stream: str, cursor: MessageCursor) -> None:
         """Keep the counts of a subscription that ends; do nothing if they are kept already."""
         with self._lock:
-            totals = self._get(stream)
-            if cursor in totals.cursors:
+            totals = self._streams.get(stream)
+            if totals is not None and cursor in totals.cursors:
                 del totals.cursors[cursor]
                 totals.add_cursor(cursor)
 

@@ -12,11 +12,6 @@ class Counters:
     connections_lost: Final[int]
     bytes_sent: Final[int]
     bytes_received: Final[int]
-    frames_received: Final[int]
-    ids_confirmed: Final[int]
-    ids_refused: Final[int]
-    chunks_received: Final[int]
-    records_received: Final[int]
     def on_open(self) -> None: ...
     def on_end(self, lost: bool) -> None: ...
 

@@ -41,23 +41,16 @@ cdef extern from *:
 
 @cython.final
 cdef class Counters:
-    """Totals, counted per read, frame and chunk; the engines of one client share one object.
+    """Totals of the connections of one client, counted per read and write.
 
     :ivar connections: number of open connections (int).
     :ivar connections_lost: connections that ended without being closed by the client (int).
     :ivar bytes_sent: bytes of the frames written (int).
     :ivar bytes_received: bytes received (int).
-    :ivar frames_received: frames received (int).
-    :ivar ids_confirmed: publishing ids that the broker confirmed (int).
-    :ivar ids_refused: publishing ids that the broker refused (int).
-    :ivar chunks_received: chunks delivered to subscriptions (int).
-    :ivar records_received: messages in those chunks (int).
     """
 
     cdef readonly Py_ssize_t connections
-    cdef readonly uint64_t connections_lost
-    cdef readonly uint64_t bytes_sent, bytes_received, frames_received, ids_confirmed, ids_refused
-    cdef readonly uint64_t chunks_received, records_received
+    cdef readonly uint64_t connections_lost, bytes_sent, bytes_received
 
     def on_open(self):
         """Count a connection that has opened."""
@@ -232,7 +225,6 @@ cdef class Engine:
         cdef list done
         cdef object committed = None
         cdef Chunk chunk
-        self.counters.frames_received += 1
         if version == 1 and (key == KEY_CONFIRM or key == KEY_ERROR):
             width = 8 if key == KEY_CONFIRM else 10
             if n < 9:
@@ -242,10 +234,6 @@ cdef class Engine:
                 raise FrameError(
                     f'a confirm frame has {(n - 9) // width} of the ids it announces ({count})'
                 )
-            if key == KEY_CONFIRM:
-                self.counters.ids_confirmed += count
-            else:
-                self.counters.ids_refused += count
             window = self.publishers[p[4]]
             if window is not None:
                 if key == KEY_CONFIRM:
@@ -266,8 +254,6 @@ cdef class Engine:
                     chunk = parse_chunk(p[at:n], 0, committed)
                 else:
                     chunk = parse_chunk(frame, at + 4, committed)
-                self.counters.chunks_received += 1
-                self.counters.records_received += chunk.records
                 queue.push(chunk)
         else:
             self.on_frame(key, version, p[4:n])

@@ -125,7 +125,11 @@ RETURNS_SELF = 'only returns the object'
 RAISES = 'only raises an error'
 FUTURE = 'inherited from asyncio.Future'
 EXEMPT: dict[type[Any], dict[str, str]] = {
-    rbs.StreamsClient: {'connected': READ_ONLY, 'super_stream': 'sends nothing'},
+    rbs.StreamsClient: {
+        'connected': READ_ONLY,
+        'metrics': 'any thread may read it',
+        'super_stream': 'sends nothing',
+    },
     rbs.SuperStream: {},
     **{
         cls: dict.fromkeys(('next_publish_id', 'message_id', 'unconfirmed', 'capacity'), READ_ONLY)

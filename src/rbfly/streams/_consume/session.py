@@ -126,7 +126,6 @@ class SubscriptionSession(Owner):
             2 * credit,  # RabbitMQ never exceeds the credit itself
         )
         self.registration: Registration = Registration(cluster, self)
-        cluster.totals.add_cursor(stream, self.cursor)
         self._cluster = cluster
         self._waiter = waiter
         self._properties = {} if settings.filter is None else settings.filter.properties()
@@ -155,6 +154,7 @@ class SubscriptionSession(Owner):
             self._member = Member(
                 group, settings.super_stream, self, offset, self._gaps, self.offsets
             )
+        cluster.totals.add_cursor(stream, self.cursor)
 
     def __repr__(self) -> str:
         return f'subscription of stream {self.stream!r}'
