@@ -42,6 +42,7 @@ nitpick_ignore_regex = [
         'py:(class|func)',
         r'(_?asyncio|collections\.abc|contextlib|datetime|ssl|tls|uuid)\..*',
     ),
+    ('py:class', 'MeterProvider'),  # OpenTelemetry's
     ('py:class', r'(rbfly\.streams\.[\w.]+\.)?([FP]|Body)'),  # type variables
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
