@@ -62,8 +62,9 @@ DIRECTIVES = {
     'show_performance_hints': False,
 }
 # One module holds the helpers that Cython would otherwise repeat in each; no memoryview is used.
+HELPERS = 'rbfly._cyutility'
 SHARED = {
-    'shared_utility_qualified_name': 'rbfly._cyutility',
+    'shared_utility_qualified_name': HELPERS,
     'shared_utility_features_disabled': ['MemoryView'],
 }
 # Programs create these classes with keywords, which gcc reads faster where it knows their names.
@@ -72,6 +73,8 @@ UNSHARED = ('rbfly.amqp._message', 'rbfly.amqp._sections')
 CFLAGS = ['-std=c11', '-Wall', '-Wextra', '-Wsign-compare', '-fno-strict-aliasing']
 # Cython's generated helpers trigger these warnings; cython-lint checks the project's own code.
 CFLAGS += ['-Wno-unused-function', '-Wno-unused-parameter', '-Wno-missing-field-initializers']
+# Some of them set variables that gcc takes for uninitialized.
+HELPER_CFLAGS = ['-Wno-maybe-uninitialized', '-Wno-unknown-warning-option']
 LDFLAGS: list[str] = []
 if DEBUG:
     CFLAGS += ['-O0', '-g', '-UNDEBUG']
@@ -116,7 +119,7 @@ def keep_if(folder: Path, settings: object) -> None:
 MACROS = [('RBFLY_DEBUG', str(int(DEBUG or SANITIZE))), ('RBFLY_PORTABLE', str(int(PORTABLE)))]
 
 keep_if(TRANSLATED, (DIRECTIVES, SHARED, UNSHARED, WERROR, ANNOTATE))
-keep_if(BUILD, (CFLAGS, MSVC_CFLAGS, LDFLAGS, MACROS))
+keep_if(BUILD, (CFLAGS, HELPER_CFLAGS, MSVC_CFLAGS, LDFLAGS, MACROS))
 
 
 def translate(sources: dict[str, Path], **options: object) -> list[Extension]:
@@ -124,7 +127,7 @@ def translate(sources: dict[str, Path], **options: object) -> list[Extension]:
         Extension(
             name,
             [str(path)],
-            extra_compile_args=CFLAGS,
+            extra_compile_args=CFLAGS + HELPER_CFLAGS * (name == HELPERS),
             extra_link_args=LDFLAGS,
             define_macros=MACROS,
         )
@@ -146,7 +149,7 @@ SOURCES = {
     for path in sorted(Path('src').rglob('*.pyx'))
 }
 unshared = {name: SOURCES.pop(name) for name in UNSHARED}
-SOURCES['rbfly._cyutility'] = Path('src/rbfly/_cyutility.c')  # generated in TRANSLATED
+SOURCES[HELPERS] = Path('src/rbfly/_cyutility.c')  # generated in TRANSLATED
 modules = translate(unshared) + translate(SOURCES, **SHARED)
 
 

@@ -48,10 +48,11 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'busy_poll', 'resolving', 'totals', 'uri', 'waiting'],
+        ['', 'busy_poll', 'login', 'resolving', 'totals', 'waiting'],
+        ['uri'],
         ['observer', 'requests'],
         ['connection', 'retry'],
-        ['handshake', 'single_flight'],
+        ['credentials', 'handshake', 'moving', 'single_flight'],
         ['dialer'],
         ['pool'],
         ['locator'],

@@ -66,6 +66,7 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         '__aexit__': lambda c: c.__aexit__(None, None, None),
         'get_protocol': lambda c: c.get_protocol(),
         'ping': lambda c: c.ping(),
+        'reconnect': lambda c: c.reconnect(),
         'close': lambda c: c.close(),
         'disconnect': lambda c: c.disconnect(),
         'events': lambda c: c.events(),
@@ -128,6 +129,7 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.StreamsClient: {
         'connected': READ_ONLY,
         'metrics': 'any thread may read it',
+        'server_properties': READ_ONLY,
         'super_stream': 'sends nothing',
     },
     rbs.SuperStream: {},
