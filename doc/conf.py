@@ -45,6 +45,7 @@ nitpick_ignore_regex = [
     ('py:class', 'TracerProvider'),  # OpenTelemetry's
     # the type of what `rbfly.otel.tracing` returns
     ('py:class', r'rbfly\.streams\.types\.ClientTracing'),
+    ('py:class', 'MeterProvider'),  # OpenTelemetry's
     ('py:class', r'(rbfly\.streams\.[\w.]+\.)?([FP]|Body)'),  # type variables
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),

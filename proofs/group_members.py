@@ -120,7 +120,7 @@ def note_stored(note: Note) -> None:
             note(Record(time.monotonic(), 'stored', stream.decode(), offset))
         write(self, data)
 
-    Connection.write = look  # type: ignore[method-assign]
+    Connection.write = look  # type: ignore[method-assign, assignment]
 
 
 async def take_part(

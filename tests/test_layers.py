@@ -51,7 +51,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'login', 'resolving', 'waiting'],
+        ['', 'login', 'resolving', 'totals', 'waiting'],
         ['uri'],
         ['observer', 'requests'],
         ['busy_poll', 'connection', 'retry'],
@@ -66,13 +66,21 @@ LAYERS = {
     ],
     'rbfly.streams': [
         ['error', 'offset', 'types', 'events', '_arguments', '_misuse', '_repeating', '_waiting'],
-        ['_offsets', 'health', 'description'],
+        ['_offsets', 'metrics'],
+        ['health', 'description'],
         ['_admin', '_publish', '_group'],
         ['_consume'],
         ['_super_stream'],
         ['client', 'compat', '', '_client'],
     ],
-    'rbfly.otel': [['_carrier'], ['_spans'], ['_publishers'], ['_tracing'], [''], ['instrumentor']],
+    'rbfly.otel': [
+        ['_carrier'],
+        ['_spans', '_metrics'],
+        ['_publishers'],
+        ['_tracing'],
+        [''],
+        ['instrumentor'],
+    ],
     'rbfly.testing': [
         ['faults', 'arguments'],
         ['connection'],

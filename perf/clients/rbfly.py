@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, aclosing
 from time import perf_counter
 from typing import Any
 
+import rbfly.otel
 import rbfly.streams as rbs
 
 from ..lanes import Kind
@@ -33,6 +34,8 @@ class Client(Work):
 
     :ivar amqp: publish AMQP 1.0 messages instead of raw bytes.
     :ivar options: additional arguments for the client.
+
+    :param metrics: let OpenTelemetry collect metrics.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Client(Work):
         target: Target,
         amqp: bool = True,
         traced: bool = False,
+        metrics: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(kind, target)
@@ -48,6 +52,12 @@ class Client(Work):
         self.options = options
         if traced:
             self.options = {**options, 'tracing': unsampled()}
+        if metrics:
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+            provider = MeterProvider([InMemoryMetricReader()])
+            self.options = options | {'metrics': rbfly.otel.metrics(provider)}
         self.stack = AsyncExitStack()
 
     async def open(self) -> None:

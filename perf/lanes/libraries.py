@@ -17,6 +17,7 @@ LIBRARIES = {
         Library('rbfly-batches', 'RbFly (batches)', (DISTRIBUTION,)),
         Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
         Library('rbfly-traced', 'RbFly (traced)', (DISTRIBUTION, 'opentelemetry-sdk')),
+        Library('rbfly-metrics', 'RbFly (metrics)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rstream', 'rstream', ('rstream',)),
         Library('proton', 'Qpid Proton', ('python-qpid-proton',)),
         Library('aiokafka', 'aiokafka (Kafka)', ('aiokafka', 'msgpack')),
@@ -134,6 +135,14 @@ USES = (
         ' `stream_timestamp`, `body` and, where present, `properties` and'
         ' `app_properties`',
         read='messages',
+    ),
+    use(
+        'rbfly-metrics',
+        'rbfly',
+        f'{ROUND_TRIPS} tasks-1000 consume',
+        'like `rbfly`, with `streams_client(..., metrics=rbfly.otel.metrics(...))` and the SDK of'
+        ' OpenTelemetry',
+        metrics=True,
     ),
     use(
         'rbfly-amqp',

@@ -5,7 +5,10 @@
 # sixteenth call reads the counter.  After such messages have become slow unnoticed, each of the
 # next ten thousand calls does.  If the counter jumps, e.g. between processors, the turn ends early.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
+
+cdef enum:
+    SAMPLE_INTERVAL = 1_000_000     # nanoseconds
 
 
 cdef extern from *:
@@ -26,6 +29,19 @@ cdef extern from *:
         return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
     }
 
+    /* Milliseconds since the epoch.  The coarse clock only reads memory. */
+    static inline int64_t rbfly_wall_time(void) {
+        struct timespec t;
+    #if defined(_WIN32)
+        timespec_get(&t, TIME_UTC);
+    #elif defined(CLOCK_REALTIME_COARSE)
+        clock_gettime(CLOCK_REALTIME_COARSE, &t);
+    #else
+        clock_gettime(CLOCK_REALTIME, &t);
+    #endif
+        return (int64_t)t.tv_sec * 1000 + (int64_t)t.tv_nsec / 1000000;
+    }
+
     #if !RBFLY_PORTABLE && defined(__x86_64__)
     #include <x86intrin.h>
     static inline uint64_t rbfly_ticks(void) { return __rdtsc(); }
@@ -41,6 +57,7 @@ cdef extern from *:
     #endif
     """
     uint64_t rbfly_clock() noexcept nogil
+    int64_t rbfly_wall_time() noexcept nogil
     uint64_t rbfly_ticks() noexcept nogil
 
 
@@ -63,3 +80,16 @@ cdef class Turn:
         return self._check()
 
     cdef bint _check(self) noexcept
+
+
+cdef class Sampler:
+    cdef readonly object record
+    cdef uint64_t due               # nanoseconds
+
+    # Time in nanoseconds if the next value should be recorded, else 0.
+    cdef inline uint64_t _now(self) noexcept:
+        cdef uint64_t now = rbfly_clock()
+        if now < self.due:
+            return 0
+        self.due = now + SAMPLE_INTERVAL
+        return now

@@ -256,9 +256,9 @@ async def test_counters_sum_over_connections() -> None:
                     await publisher.send(body)
                     fake.connections[-1].transport.abort()
             assert len(fake.connections) > 2
-            assert counters.ids_confirmed == 3
+            assert client.metrics().confirmed == 3
         received = counters.bytes_received
         await client.get_protocol()
         assert counters.bytes_received > received
-        assert counters.ids_confirmed == 3
+        assert client.metrics().confirmed == 3
         await client.disconnect()

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ..error import (
@@ -21,6 +21,7 @@ from ..error import (
     without_frames,
     wrong_loop,
 )
+from ..later import Later
 from ..protocol._engine import Counters
 from .connection import Attached, Connection, disconnected
 from .dialer import ADDRESS_TIMEOUT, Dialer
@@ -31,6 +32,11 @@ from .pool import Pool
 from .retry import Backoff, Deadline, OnWait, Progress, Refusal, T, can_retry
 from .uri import Address, Settings
 from .waiting import IDLE_CLOSE, CloseTimeout
+
+if TYPE_CHECKING:
+    from . import totals as totals_module
+else:  # needed once there is a publisher or a subscription
+    totals_module = Later('rbfly.net.totals')
 
 
 class Cluster:
@@ -60,6 +66,7 @@ class Cluster:
         self._waiting: tuple[RbFlyError, float] | None = None  # the last error of a call
         self.observers: Observers = Observers()
         self.counters: Counters = Counters()
+        self._totals: totals_module.Totals | None = None
         self._dialer = Dialer(settings, self.counters, [self.closing, self.idle_closing])
         self._pool = Pool(settings, self._dialer, self.observers)
         self._locator = Locator(self._pool)
@@ -70,6 +77,13 @@ class Cluster:
             from .busy_poll import poll_limit
 
             self.busy_poll = poll_limit(settings.busy_poll, settings.log_prefix)
+
+    @property
+    def totals(self) -> totals_module.Totals:
+        """What the client has done on each stream."""
+        if self._totals is None:
+            self._totals = totals_module.Totals(self.counters)
+        return self._totals
 
     @property
     def connected(self) -> bool:

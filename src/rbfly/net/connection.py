@@ -157,13 +157,19 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._role: Role | None = None
         self._observers: Observers | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._wrote = False
         self._required = -1  # number of requests sent before the last `require_answer`
         self._silent = 0  # half heartbeat intervals without data
         self._unknown: set[tuple[int, int]] = set()
 
     def _enter(self, state: ConnectionState) -> None:
-        self.state = check_transition(self, self.state, state, TRANSITIONS)
+        before = self.state
+        self.state = check_transition(self, before, state, TRANSITIONS)
+        if state not in WRITING:
+            self.send_to(None)
+        if state is ConnectionState.OPEN:
+            self.counters.on_open()
+        elif before is ConnectionState.OPEN:
+            self.counters.on_end(state is ConnectionState.CLOSED)
 
     # -- opening and closing
 
@@ -327,6 +333,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             transport.abort()
         else:
             self._enter(ConnectionState.HANDSHAKE)
+            self.send_to(transport.write)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.state is ConnectionState.CLOSING:
@@ -357,12 +364,6 @@ class Connection(Engine, asyncio.BufferedProtocol):
             call_each([registration.on_resume for registration in self.registrations])
 
     # -- requests
-
-    def write(self, data: bytes) -> None:
-        """Write whole frames; do nothing once the connection has ended or a Close was sent."""
-        if self._transport is not None and self.state in WRITING:
-            self._wrote = True
-            self._transport.write(data)
 
     async def wait_writable(self) -> bool:
         """Wait until the transport accepts data; false if the connection has ended."""
@@ -523,10 +524,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def _beat(self) -> None:
         self._timer = self._loop.call_later(self.heartbeat / 2, self._beat)
-        if not self._wrote:
+        if not self.wrote:
             self.write(commands.HEARTBEAT)
         self._silent = 0 if self.heard else self._silent + 1
-        self._wrote = self.heard = False
+        self.wrote = self.heard = False
         if self._silent >= 4:
             seconds = 2 * self.heartbeat
             self.abort(

@@ -81,7 +81,7 @@ def facts(prefix: str, event: str, owner: Any = None, **values: object) -> dict[
 class Observer:
     """Receives the events of a client; ignores all of them unless overridden.
 
-    Connections count frames and chunks, see :class:`rbfly.protocol._engine.Counters`.
+    Frames and chunks are counted, see :class:`rbfly.net.totals.Totals`.
     """
 
     def on_transition(

@@ -377,6 +377,8 @@ class Registration:
         if connection is None or self.state is not State.OPENING:
             return  # closed in the same turn
         self._opened_at = asyncio.get_running_loop().time()
+        if self._lost_by is not None:
+            self.cluster.totals.on_reconnect(self._owner.stream)
         self._opening = self._lost_by = None
         self.declared = True
         self.opened += 1

@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans for the messages of a client.  Needs the extra `otel`."""
+"""OpenTelemetry: metrics of clients, and spans for their messages.  Needs the extra `otel`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,39 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from ..later import later
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
+    from ._metrics import ClientMetrics as ClientMetrics
     from ._tracing import Processing as Processing
     from ._tracing import Tracing as Tracing
 else:  # OpenTelemetry may not be installed
-    __getattr__ = later(__name__, {'rbfly.otel._tracing': 'Processing Tracing'})
+    __getattr__ = later(
+        __name__,
+        {'rbfly.otel._metrics': 'ClientMetrics', 'rbfly.otel._tracing': 'Processing Tracing'},
+    )
 
-__all__ = ['Processing', 'Tracing', 'tracing']
+__all__ = ['ClientMetrics', 'Processing', 'Tracing', 'metrics', 'tracing']
+
+
+def metrics(meter_provider: MeterProvider | None = None, *, streams: bool = False) -> ClientMetrics:
+    """Export the metrics of clients: pass the result as `metrics` to :func:`.streams_client`.
+
+    Several clients may share the result: their numbers add up.  Clients with a `connection_name`
+    are told apart by the attribute `messaging.client.id`.  See :ref:`metrics` for the names.
+
+    :param meter_provider: where the metrics go; None for the global provider, also if that is set
+        later.
+    :param streams: give each stream and partition its own numbers, with its name in the attribute
+        `messaging.destination.name`.
+    :raises ModuleNotFoundError: `opentelemetry-api` is not installed: install RbFly's extra `otel`.
+    :raises TypeError: `meter_provider` is no meter provider.
+    """
+    try:
+        from ._metrics import ClientMetrics
+    except ModuleNotFoundError as ex:
+        raise_missing(ex)
+    return ClientMetrics(meter_provider, streams)
 
 
 def tracing(

@@ -1,4 +1,4 @@
-"""Traces all clients that are created later; `opentelemetry-instrument` calls this.
+"""Traces and measures all clients that are created later; `opentelemetry-instrument` calls this.
 
 Needs `opentelemetry-instrumentation`, which has the command `opentelemetry-instrument`.
 """
@@ -11,11 +11,11 @@ from typing import Any
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
 from ..streams.client import DEFAULTS
-from . import tracing
+from . import metrics, tracing
 
 
 class RbFlyInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Sets the `tracing` of clients that are created later, unless they have their own."""
+    """Sets `tracing` and `metrics` of clients that are created later, unless they have their own."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Return the packages that are instrumented: only this one."""
@@ -25,6 +25,7 @@ class RbFlyInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         names = ('tracer_provider', 'propagate', 'create_spans', 'continue_trace')
         chosen = {name: options[name] for name in names if name in options}
         DEFAULTS['tracing'] = tracing(**chosen)
+        DEFAULTS['metrics'] = metrics(options.get('meter_provider'))
 
     def _uninstrument(self, **options: Any) -> None:
         DEFAULTS.clear()

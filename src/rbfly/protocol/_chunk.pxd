@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from rbfly._turn cimport Sampler
 from rbfly._wire cimport load_u32
 
 
@@ -68,5 +69,9 @@ cdef class ChunkQueue:
     cdef readonly object chunks     # deque
     cdef object wake
     cdef Py_ssize_t limit
+    cdef readonly uint64_t received
+    cdef int64_t received_at        # milliseconds since the epoch; 0 for never
+    cdef Sampler sizes              # None if no size is recorded
 
     cpdef int push(self, Chunk chunk) except -1
+    cdef void _record_size(self, Chunk chunk) noexcept

@@ -2,6 +2,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 
+from .._turn import Sampler
+
 @final
 class Chunk:
     type: Final[int]
@@ -21,5 +23,8 @@ class Chunk:
 @final
 class ChunkQueue:
     chunks: Final[deque[Chunk]]
+    received: Final[int]
+    last_chunk: Final[float | None]
     def __init__(self, wake: Callable[[], object] | None = None, limit: int = ...) -> None: ...
     def push(self, chunk: Chunk) -> None: ...
+    def measure(self, sizes: Sampler) -> None: ...

@@ -20,6 +20,7 @@ from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._crc cimport CRC_IS_CHECKED, crc_is_here, crc_of
+from rbfly._turn cimport Sampler, rbfly_wall_time
 from rbfly._wire cimport load_u16, load_u32, load_u64
 from binascii import crc32  # loaded with ssl, unlike zlib
 from collections import deque
@@ -267,6 +268,7 @@ cdef class ChunkQueue:
     :param wake: called without arguments when a chunk enters the empty queue.
     :param limit: maximum number of chunks; with more, the broker ignores the credit.
     :ivar chunks: chunks not yet read (deque).
+    :ivar received: number of chunks received (int).
     """
 
     def __init__(self, wake=None, Py_ssize_t limit=PY_SSIZE_T_MAX):
@@ -282,6 +284,24 @@ cdef class ChunkQueue:
         if len(self.chunks) >= self.limit:
             raise FrameError(f'more than {self.limit} chunks exceed the credit of a subscription')
         self.chunks.append(chunk)
+        self.received += 1
+        self.received_at = rbfly_wall_time()
+        if self.sizes is not None:
+            self._record_size(chunk)
         if self.wake is not None and len(self.chunks) == 1:
             self.wake()
         return 0
+
+    def measure(self, Sampler sizes not None):
+        """Record how many entries chunks have."""
+        self.sizes = sizes
+
+    cdef void _record_size(self, Chunk chunk) noexcept:
+        # An error of `record` concerns no chunk: Python reports it.
+        if self.sizes._now():
+            self.sizes.record(chunk.entries)
+
+    @property
+    def last_chunk(self):
+        """Seconds since the epoch at the last chunk (float); None before the first one."""
+        return self.received_at / 1e3 if self.received_at else None

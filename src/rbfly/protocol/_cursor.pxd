@@ -40,6 +40,8 @@ cdef class MessageCursor:
     cdef object session             # None once closed
     cdef object until
     cdef Chunk chunk                # that is being read
+    cdef uint64_t read_from         # offset of the first message to return from it
+    cdef uint64_t delivered_before  # messages of the chunks before it
     cdef object filter
     cdef bint prefetches            # a message is decoded before it is known whether to return it
     cdef bint direct                # it is not, and no error is pending
@@ -63,6 +65,7 @@ cdef class MessageCursor:
     cdef bint _open(self) except -1
     cdef bint _shorten(self, Chunk chunk) except -1
     cdef int _skip(self, Chunk chunk) except -1
+    cdef int _count_chunk(self, Chunk chunk) except -1
     cdef int _leave(self, Chunk chunk, bint sound) except -1
     cdef int _end_chunk(self) except -1
     cdef int _finish_all(self) except -1

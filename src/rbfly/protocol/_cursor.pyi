@@ -38,6 +38,7 @@ class MessageCursor:
     turn: Final[Turn]
     must_yield: Final[bool]
     has_messages: Final[bool]
+    delivered_count: Final[int]
     position: Final[int | None]
     delivered: Final[int | None]
     unfinished: Final[int | None]

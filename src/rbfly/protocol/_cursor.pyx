@@ -22,6 +22,11 @@ KINDS = {'body': BODY, 'context': CONTEXT, 'batch': BATCH}
 cdef uint64_t NEVER = 0xffffffffffffffff
 
 
+cdef Py_ssize_t messages_in(object held) except -1:
+    # A context is one message.
+    return len(held) if type(held) is MessageBatch else 1
+
+
 cdef class LastMessage:
     """The message that a cursor returned last; its context is built on demand.
 
@@ -119,11 +124,14 @@ cdef class MessageCursor:
         if held is not None:
             position = held.stream_offset if type(held) is Message else held.offsets[0]
             self._fail_with(None)
+            self.delivered_before -= <uint64_t> messages_in(held)
         self.suspended = True
         return self._drop_chunks(position)
 
     cdef Py_ssize_t _drop_chunks(self, object position) except -1:
         cdef Py_ssize_t count = len(self.queue.chunks) + (self.chunk is not None)
+        if self.chunk is not None:
+            self._count_chunk(self.chunk)
         self.queue.chunks.clear()
         self.chunk = None
         if position is not None:
@@ -166,6 +174,23 @@ cdef class MessageCursor:
         return chunk is not None and chunk.left > 0
 
     # -- progress
+
+    cdef int _count_chunk(self, Chunk chunk) except -1:
+        # The cursor leaves it.
+        self.delivered_before += chunk.next_offset - self.read_from
+        return 0
+
+    @property
+    def delivered_count(self):
+        """Number of messages that were returned, or skipped because they cannot be decoded."""
+        cdef uint64_t count = self.delivered_before
+        if self.filter is not None:
+            return self.taken
+        if self.chunk is not None:
+            count += self.chunk.next_offset - self.read_from
+        if self.held is not None:
+            count -= <uint64_t> messages_in(self.held)
+        return count
 
     @property
     def position(self):
@@ -246,6 +271,7 @@ cdef class MessageCursor:
                 self._drop_chunks(None)
                 return False
             chunk = self.queue.chunks.popleft()
+            self.read_from = chunk.next_offset
             if self.last_chunk._has_read(chunk):
                 self._leave(chunk, False)
                 continue
@@ -285,12 +311,14 @@ cdef class MessageCursor:
                 chunk._skip_below(start)
             except ChunkError as ex:
                 failure = failure or ex
+        self.read_from = chunk.next_offset
         if failure is not None:
             raise failure
         return 0
 
     cdef int _leave(self, Chunk chunk, bint sound) except -1:
         self.chunk = None
+        self._count_chunk(chunk)
         if self.last_chunk._move(chunk, sound):
             self.chunk_done = True
             self.next_offset = chunk.next_offset

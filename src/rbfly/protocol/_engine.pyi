@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Final, final
 
 from ._chunk import ChunkQueue
@@ -7,15 +8,17 @@ FRAME_CAP: int
 
 @final
 class Counters:
+    connections: Final[int]
+    connections_lost: Final[int]
+    bytes_sent: Final[int]
     bytes_received: Final[int]
-    frames_received: Final[int]
-    ids_confirmed: Final[int]
-    ids_refused: Final[int]
-    chunks_received: Final[int]
-    records_received: Final[int]
+    def on_open(self) -> None: ...
+    def on_end(self, lost: bool) -> None: ...
 
 class Engine:
     frame_cap: int
+    sink: Final[Callable[[bytes], object] | None]
+    wrote: bool
     heard: bool
     counters: Final[Counters]
     stopped: Final[bool]
@@ -26,5 +29,7 @@ class Engine:
     def on_frame(self, key: int, version: int, body: bytes) -> None: ...
     def on_failure(self, error: Exception) -> None: ...
     def stop(self) -> None: ...
+    def send_to(self, sink: Callable[[bytes], object] | None) -> None: ...
+    def write(self, data: bytes) -> None: ...
     def get_buffer(self, sizehint: int) -> memoryview: ...
     def buffer_updated(self, nbytes: int) -> None: ...

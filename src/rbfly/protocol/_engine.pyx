@@ -41,25 +41,34 @@ cdef extern from *:
 
 @cython.final
 cdef class Counters:
-    """Totals, counted per read, frame and chunk; the engines of one client share one object.
+    """Totals of the connections of one client, counted per read and write.
 
+    :ivar connections: number of open connections (int).
+    :ivar connections_lost: connections that ended without being closed by the client (int).
+    :ivar bytes_sent: bytes of the frames written (int).
     :ivar bytes_received: bytes received (int).
-    :ivar frames_received: frames received (int).
-    :ivar ids_confirmed: publishing ids that the broker confirmed (int).
-    :ivar ids_refused: publishing ids that the broker refused (int).
-    :ivar chunks_received: chunks delivered to subscriptions (int).
-    :ivar records_received: messages in those chunks (int).
     """
 
-    cdef readonly uint64_t bytes_received, frames_received, ids_confirmed, ids_refused
-    cdef readonly uint64_t chunks_received, records_received
+    cdef readonly Py_ssize_t connections
+    cdef readonly uint64_t connections_lost, bytes_sent, bytes_received
+
+    def on_open(self):
+        """Count a connection that has opened."""
+        self.connections += 1
+
+    def on_end(self, bint lost):
+        """Count an open connection that has ended."""
+        self.connections -= 1
+        self.connections_lost += lost
 
 
 cdef class Engine:
-    """The receiving side of a connection.
+    """The bytes of a connection, in both directions.
 
     :param frame_cap: size of the longest accepted frame, in bytes.
     :param counters: counters to add to; by default the engine's own.
+    :ivar sink: called with the bytes to send; None while nothing may be sent.
+    :ivar wrote: set to true when bytes are sent (bool).
     :ivar heard: set to true when bytes are received (bool).
     :ivar publishers: windows of the publishers by id, None for unused ids (list).
     """
@@ -67,7 +76,8 @@ cdef class Engine:
     cdef readonly Counters counters
     cdef public uint32_t frame_cap
     cdef readonly bint stopped
-    cdef public bint heard
+    cdef readonly object sink
+    cdef public bint wrote, heard
     cdef object block               # bytearray, never resized: the loop may hold views of it
     cdef object view
     cdef uint8_t *base
@@ -109,6 +119,20 @@ cdef class Engine:
     def stop(self):
         """Drop all data received from now on."""
         self.stopped = True
+
+    # -- sending
+
+    def send_to(self, sink):
+        """Pass what is written to a function from now on; None to drop it."""
+        self.sink = sink
+
+    @cython.binding(False)
+    def write(self, bytes data not None):
+        """Write whole frames; do nothing while nothing may be sent."""
+        if self.sink is not None:
+            self.wrote = True
+            self.counters.bytes_sent += <uint64_t> PyBytes_GET_SIZE(data)
+            self.sink(data)
 
     # -- receiving
 
@@ -201,7 +225,6 @@ cdef class Engine:
         cdef list done
         cdef object committed = None
         cdef Chunk chunk
-        self.counters.frames_received += 1
         if version == 1 and (key == KEY_CONFIRM or key == KEY_ERROR):
             width = 8 if key == KEY_CONFIRM else 10
             if n < 9:
@@ -211,10 +234,6 @@ cdef class Engine:
                 raise FrameError(
                     f'a confirm frame has {(n - 9) // width} of the ids it announces ({count})'
                 )
-            if key == KEY_CONFIRM:
-                self.counters.ids_confirmed += count
-            else:
-                self.counters.ids_refused += count
             window = self.publishers[p[4]]
             if window is not None:
                 if key == KEY_CONFIRM:
@@ -235,8 +254,6 @@ cdef class Engine:
                     chunk = parse_chunk(p[at:n], 0, committed)
                 else:
                     chunk = parse_chunk(frame, at + 4, committed)
-                self.counters.chunks_received += 1
-                self.counters.records_received += chunk.records
                 queue.push(chunk)
         else:
             self.on_frame(key, version, p[4:n])

@@ -27,6 +27,7 @@ cdef class Frame:
     cdef Py_ssize_t count           # messages
     cdef Py_ssize_t entries
     cdef Py_ssize_t unsettled       # entries
+    cdef uint64_t sent_at           # nanoseconds; 0 if its confirm is not timed
 
 
 cdef inline Py_ssize_t offset(uint32_t number, uint64_t base) noexcept:

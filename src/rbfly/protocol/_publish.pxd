@@ -1,7 +1,8 @@
 # The publish window.  The ABI may change in any release.
 
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from rbfly._turn cimport Sampler
 from rbfly.protocol._frames cimport Frame, FrameBuilder
 from rbfly.protocol._pending cimport ConfirmWaiter
 from rbfly.protocol._ring cimport Entry, Ids
@@ -18,6 +19,10 @@ cdef class PublishWindow(FrameBuilder):
     cdef readonly bint needs_redeclare
     cdef Ids replayed               # up to the highest one sent on an earlier connection
     cdef object on_settled
+    cdef readonly uint64_t published, confirmed, refused, repeated
+    cdef int64_t confirmed_at       # milliseconds since the epoch; 0 for never
+    cdef Sampler latency            # None if no confirm is timed
+    cdef list timed                 # when the timed frames were sent that are confirmed now
     cdef list too_large             # waiters settled by a replay that has not returned them
 
     cdef bint _last_is_withdrawn(self) noexcept
@@ -30,11 +35,14 @@ cdef class PublishWindow(FrameBuilder):
     cdef int _roll_back(self) noexcept
     cdef int _repack(self, uint64_t first) except -1
     cpdef bytes take(self)
+    cdef Py_ssize_t _count_repeated(self, Frame frame) except -1
     cdef list _unsettled(self)
     cdef int _refuse_too_large(self) except -1
     cdef Py_ssize_t _settle_entries(
         self, Frame frame, Entry *entry, Py_ssize_t run, int code, list done
     ) except -1
     cdef int _release(self) except -1
+    cdef void _note_timed(self, uint64_t sent_at) noexcept
+    cdef void _record_latency(self) noexcept
     cdef list confirm(self, const uint8_t *p, Py_ssize_t count)
     cdef list refuse(self, const uint8_t *p, Py_ssize_t count)

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, final
 
-from .._turn import Turn
+from .._turn import Sampler, Turn
 from ..amqp import Message
 from ..types import AMQPBody
 from ._entry import SubEntry
@@ -17,6 +17,11 @@ class PublishWindow:
     max_unconfirmed: Final[int]
     frame_entries: Final[int]
     in_flight: Final[int]
+    published: Final[int]
+    confirmed: Final[int]
+    refused: Final[int]
+    repeated: Final[int]
+    last_confirm: Final[float | None]
     resent: Final[int]
     needs_redeclare: Final[bool]
     unsettled: Final[int]
@@ -55,6 +60,7 @@ class PublishWindow:
     def set_named(self, named: bool) -> None: ...
     def start_at(self, next_id: int) -> None: ...
     def listen(self, on_settled: Callable[[list[ConfirmWaiter]], None] | None) -> None: ...
+    def time_confirms(self, latency: Sampler) -> None: ...
     def take(self) -> bytes | None: ...
     def give_up(self, id: int, waiter: Any) -> bool: ...
     def resume(self, id: int, future: Any) -> bool: ...

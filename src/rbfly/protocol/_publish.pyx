@@ -15,6 +15,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
+from rbfly._turn cimport Sampler, rbfly_clock, rbfly_wall_time
 from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
 from rbfly.amqp._message cimport Message
 from rbfly.protocol._entry cimport trim
@@ -55,6 +56,11 @@ cdef class PublishWindow(FrameBuilder):
         (int).
     :ivar named: the publisher has a name, so that the broker discards duplicates (bool).
     :ivar resent: number of messages that replays have queued again, in total (int).
+    :ivar published: number of messages that were sent, each counted once (int).
+    :ivar repeated: number of messages that were sent again on another connection (int).
+    :ivar confirmed: number of messages that the broker has confirmed (int).
+    :ivar refused: number of messages that the broker has refused, or that do not fit into the
+        frames of a new connection (int).
     :ivar needs_redeclare: the broker does not know the publisher: redeclare it, then call `replay`
         (bool).
     """
@@ -65,6 +71,11 @@ cdef class PublishWindow(FrameBuilder):
     def listen(self, on_settled):
         """Set the function to call with the list of waiters that a frame of confirms settles."""
         self.on_settled = on_settled
+
+    def time_confirms(self, Sampler latency not None):
+        """Record in seconds how long the broker takes to confirm a frame."""
+        self.latency = latency
+        self.timed = []
 
     def set_named(self, bint named):
         """Set whether the publisher has a name, so that the broker discards duplicates."""
@@ -78,6 +89,11 @@ cdef class PublishWindow(FrameBuilder):
     def unsettled(self):
         """Number of messages that are queued or in flight (int)."""
         return self.in_flight + self.queued
+
+    @property
+    def last_confirm(self):
+        """Seconds since the epoch at the last confirm (float); None before the first one."""
+        return self.confirmed_at / 1e3 if self.confirmed_at else None
 
     @property
     def last_sent(self):
@@ -185,6 +201,7 @@ cdef class PublishWindow(FrameBuilder):
     cpdef bytes take(self):
         """Return the next frame to write (bytes); None if the queue is empty or the window full."""
         cdef Frame frame
+        cdef Py_ssize_t repeated = 0
         self._enter()
         try:
             if self.withdrawn:
@@ -199,6 +216,12 @@ cdef class PublishWindow(FrameBuilder):
             frame = <Frame> self.frames[self.next_frame - self.frames_base]
             if self.in_flight and self.in_flight + frame.count > self.max_unconfirmed:
                 return None
+            if contains(&self.written, entry_at(&self.ring, self.ring.sent).id):
+                repeated = self._count_repeated(frame)
+            self.repeated += <uint64_t> repeated
+            self.published += <uint64_t> (frame.count - repeated)
+            if self.latency is not None:
+                frame.sent_at = self.latency._now()
             self.next_frame += 1
             self.in_flight += frame.count
             self.queued -= frame.count
@@ -207,6 +230,17 @@ cdef class PublishWindow(FrameBuilder):
             return frame.data
         finally:
             self.busy = False
+
+    cdef Py_ssize_t _count_repeated(self, Frame frame) except -1:
+        # Messages of the next frame that an earlier connection has sent.
+        cdef Py_ssize_t count = 0
+        cdef Entry *entry
+        cdef uint64_t i
+        for i in range(self.ring.sent, self.ring.sent + <uint64_t> frame.entries):
+            entry = entry_at(&self.ring, i)
+            if contains(&self.written, entry.id):
+                count += messages_of(frame, entry)
+        return count
 
     def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
         """Queue all unsettled messages again, in order, for a redeclared publisher.
@@ -328,6 +362,7 @@ cdef class PublishWindow(FrameBuilder):
                     count = messages_of(frame, entry)
                     waiter.too_large = (entry.id, entry.size, limit, count)
             count = self._settle_entries(frame, entry, 1, FRAME_TOO_LARGE, self.too_large)
+            self.refused += <uint64_t> count
             self._retire(entry, i, count)
         return 0
 
@@ -611,14 +646,33 @@ cdef class PublishWindow(FrameBuilder):
     cdef list confirm(self, const uint8_t *p, Py_ssize_t count):
         cdef list done = []
         cdef Py_ssize_t i = 0
+        cdef Py_ssize_t in_flight = self.in_flight
         while i < count:
             i += settle(self, p + 8 * i, count - i, CONFIRMED, done)
         self._release()
+        self.confirmed += <uint64_t> (in_flight - self.in_flight)
+        self.confirmed_at = rbfly_wall_time()
+        if self.latency is not None:
+            self._record_latency()
         return done
+
+    cdef void _note_timed(self, uint64_t sent_at) noexcept:
+        self.timed.append(sent_at)
+
+    cdef void _record_latency(self) noexcept:
+        # An error of `record` concerns no confirm: Python reports it.
+        cdef list timed = self.timed
+        cdef uint64_t now
+        if timed:
+            self.timed = []
+            now = rbfly_clock()
+            for sent_at in timed:
+                self.latency.record((now - <uint64_t> sent_at) / 1e9)
 
     cdef list refuse(self, const uint8_t *p, Py_ssize_t count):
         cdef list done = []
         cdef Py_ssize_t i
+        cdef Py_ssize_t in_flight = self.in_flight
         cdef int code
         for i in range(count):
             code = load_u16(p + 10 * i + 8)
@@ -627,6 +681,7 @@ cdef class PublishWindow(FrameBuilder):
             else:
                 settle(self, p + 10 * i, 1, code, done)
         self._release()
+        self.refused += <uint64_t> (in_flight - self.in_flight)
         return done
 
 
@@ -669,4 +724,6 @@ cdef inline Py_ssize_t settle(
     if frame.unsettled == 0:
         frame.data = None
         frame.waiters = None
+        if frame.sent_at and code == CONFIRMED:
+            window._note_timed(frame.sent_at)
     return run

@@ -49,18 +49,20 @@ if TYPE_CHECKING:
     )
     from .events import *  # noqa: F403
     from .health import Health
+    from .metrics import Metrics, MetricsExporter, MetricsSource, StreamMetrics
 
 __all__ = [
     'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar',
     'AuthMechanism', 'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit',
     'Compression', 'Confirmation', 'ConnectionDescription', 'Credentials', 'Description',
     'ErrorDescription', 'Group', 'Health', 'Message', 'MessageBatch', 'MessageCtx',
-    'MessageFilter', 'Offset', 'OffsetTracking', 'OffsetType', 'OnDecodeError', 'OnGap',
-    'Publisher', 'PublisherBatch', 'PublisherBatchFast', 'PublisherBatchLimit',
-    'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch', 'PublisherDescription',
-    'StreamStats', 'StreamsClient', 'Subscriber', 'Subscription', 'SubscriptionDescription',
-    'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription', 'Symbol', 'by_hash',
-    'by_key', 'connection', 'get_message_ctx', 'stream_message_ctx', 'streams_client',
+    'MessageFilter', 'Metrics', 'MetricsExporter', 'MetricsSource', 'Offset', 'OffsetTracking',
+    'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch', 'PublisherBatchFast',
+    'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch',
+    'PublisherDescription', 'StreamMetrics', 'StreamStats', 'StreamsClient', 'Subscriber',
+    'Subscription', 'SubscriptionDescription', 'SuperStream', 'SuperStreamPublisher',
+    'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key', 'connection', 'get_message_ctx',
+    'stream_message_ctx', 'streams_client',
 ]  # fmt: skip
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
@@ -88,6 +90,7 @@ else:  # a program pays only for what it uses
             'rbfly.streams.health': 'Health',
             'rbfly.streams.events': f'events {_EVENTS}',
             'rbfly.streams._group.handover': 'Group',
+            'rbfly.streams.metrics': 'Metrics MetricsExporter MetricsSource StreamMetrics',
             'rbfly.streams._publish.publisher': 'Publisher',
             'rbfly.streams._publish.base': 'BasePublisher',
             'rbfly.streams._super_stream.routing': 'by_hash by_key',

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from . import description as description_module
     from . import events as events_module
     from . import health as health_module
+    from . import metrics as metrics_module
     from ._consume import options, subscription
     from ._group import handover
     from ._offsets import tracking
@@ -41,6 +42,7 @@ else:  # a program pays only for what it uses
     events_module = Later('rbfly.streams.events')
     health_module = Later('rbfly.streams.health')
     handover = Later('rbfly.streams._group.handover')
+    metrics_module = Later('rbfly.streams.metrics')
     opening = Later('rbfly.streams._publish.opening')
     options = Later('rbfly.streams._consume.options')
     subscription = Later('rbfly.streams._consume.subscription')
@@ -75,6 +77,7 @@ def streams_client(
     publishers_per_connection: int = 256,
     subscriptions_per_connection: int = 256,
     client_properties: Mapping[str, str] | None = None,
+    metrics: metrics_module.MetricsExporter | None = None,
     tracing: ClientTracing | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
@@ -130,6 +133,9 @@ def streams_client(
     :param subscriptions_per_connection: the same for subscriptions.
     :param client_properties: further properties that the broker shows for the connections, for
         example in its management UI, at most 4096 bytes; None for none.
+    :param metrics: passes the numbers of the client to a monitoring system:
+        :func:`rbfly.otel.metrics`, or another :class:`MetricsExporter`; None for none.  See
+        :ref:`metrics`.
     :param tracing: makes spans for OpenTelemetry: :func:`rbfly.otel.tracing`; None for none, or for
         that of `opentelemetry-instrument`.  See :ref:`traces`.
     :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` or
@@ -166,6 +172,7 @@ def streams_client(
             subscriptions_per_connection,
             {} if client_properties is None else client_properties,
         ),
+        metrics=metrics,
         tracing=tracing,
     )
 
@@ -209,6 +216,7 @@ class StreamsClient(ClientBase):
         connection_info: ConnectionInfo | Sequence[ConnectionInfo] | Settings,
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
         *,
+        metrics: metrics_module.MetricsExporter | None = None,
         tracing: ClientTracing | None = None,
     ) -> None:
         check_tracing(tracing)
@@ -225,6 +233,10 @@ class StreamsClient(ClientBase):
         self._users = 0
         self._windows = WeakSet()
         self._names = WeakValueDictionary()
+        metrics = DEFAULTS.get('metrics') if metrics is None else metrics
+        if metrics is not None:
+            name = settings.connection_name
+            metrics_module.export(metrics, self, self._cluster.totals, name)
 
     def __repr__(self) -> str:
         cluster = self._cluster
@@ -278,6 +290,14 @@ class StreamsClient(ClientBase):
         """
         check_timeout('timeout', timeout)
         return await self._cluster.ping(inf if timeout is None else timeout)
+
+    def metrics(self) -> metrics_module.Metrics:
+        """Return what the client has done, and what it has open: numbers for monitoring.
+
+        They are always counted, and this sends no request.  It may be called at any time, also
+        after `close`, and from any thread.
+        """
+        return metrics_module.read_metrics(self._cluster.totals)
 
     def events(self, limit: int = 1000) -> events_module.Events:
         """Iterate over what happens to the client from now on, until the client is closed.

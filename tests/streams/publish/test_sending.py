@@ -15,6 +15,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net.observer import Observers, State
 from rbfly.net.retry import Refusal
+from rbfly.net.totals import Totals
 from rbfly.net.uri import Settings
 from rbfly.net.waiting import CloseTimeout
 from rbfly.protocol._engine import Engine
@@ -80,6 +81,7 @@ class Cluster:
         self.known: set[object] = set()
         self.registrations: dict[object, None] = {}
         self.observers = Observers()
+        self.totals = Totals(connection.counters)
         self.settings = Settings([])
         self.refusal = Refusal()
         self.closing = self.idle_closing = CloseTimeout(0.001)

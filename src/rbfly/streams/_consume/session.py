@@ -154,6 +154,7 @@ class SubscriptionSession(Owner):
             self._member = Member(
                 group, settings.super_stream, self, offset, self._gaps, self.offsets
             )
+        cluster.totals.add_cursor(stream, self.cursor)
 
     def __repr__(self) -> str:
         return f'subscription of stream {self.stream!r}'
@@ -615,6 +616,7 @@ class SubscriptionSession(Owner):
         self._revoke_errors.clear()
         self.registration.close()
         self.cursor.close()
+        self._cluster.totals.remove_cursor(self.stream, self.cursor)
         if self._member is not None:
             self._member.close()
         self.offsets.stop()

@@ -117,6 +117,7 @@ class PublisherSession(Owner):
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
         self._lockout: PublisherNameInUse | None = None  # until a call raises it
+        cluster.totals.add_window(stream, core.window)
         busy_poll = cluster.busy_poll
         core.bind(self, BusyPoll(core.loop, busy_poll) if busy_poll else None)
 
@@ -592,6 +593,7 @@ class PublisherSession(Owner):
             if self.state is not PublisherState.CLOSED:
                 closed = self.name_stream(PublisherError(f'{self!r} is closed'))
                 self._enter(PublisherState.CLOSED, closed)
+            self._cluster.totals.remove_window(self.stream, self.core.window)
             self.core.end()
             for queue in self.queues:
                 queue.close()
