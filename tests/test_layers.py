@@ -48,10 +48,11 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'resolving', 'uri', 'waiting'],
+        ['', 'login', 'resolving', 'waiting'],
+        ['uri'],
         ['observer', 'requests'],
         ['busy_poll', 'connection', 'retry'],
-        ['handshake', 'single_flight'],
+        ['credentials', 'handshake', 'moving', 'single_flight'],
         ['dialer'],
         ['pool'],
         ['locator'],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import time
 from typing import TYPE_CHECKING
 
-from ..error import CallbackError, RbFlyError
+from ..error import CallbackError, CredentialsError, RbFlyError
 from .observer import Life, Role, State
 from .recovery import Recovery, node
 from .uri import Address
@@ -74,9 +74,11 @@ def harmless(error: BaseException) -> str:
     """Return the text of an error, without what the program or its functions may have put there."""
     if isinstance(error, CallbackError):
         error = error.error
-    cause = error.__cause__
-    if not isinstance(error, RbFlyError):
-        return type(error).__name__
-    if cause is not None and not isinstance(cause, RbFlyError | OSError):
-        return f'{type(error).__name__} because of {type(cause).__name__}'
+    link: BaseException | None = error
+    while link is not None:
+        foreign = not isinstance(link, RbFlyError | OSError)
+        if foreign or isinstance(link, CredentialsError):  # which repeats the text of its cause
+            names = [type(item).__name__ for item in (error, link.__cause__ or link)]
+            return ' because of '.join(dict.fromkeys(names))
+        link = link.__cause__
     return str(error)

@@ -45,7 +45,7 @@ class Pool:
         if left:
             for connection in left:
                 connection.abort_soon()
-            where = ', '.join(str(info) for info in self._settings.infos)
+            where = ', '.join(str(info) for info in self._settings.endpoints)
             text = f'unclosed client of {where}: use `async with`, or await `close`'
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
@@ -58,7 +58,12 @@ class Pool:
         return any(self._open(role) for role in Role)
 
     @property
-    def opened(self) -> list[tuple[Role, Connection]]:
+    def opened(self) -> list[Connection]:
+        """All open connections."""
+        return [item for role in Role for item in self._open(role)]
+
+    @property
+    def by_role(self) -> list[tuple[Role, Connection]]:
         """The open connections, with their roles."""
         return [(role, item) for role in Role for item in self._connections[role] if item.is_open]
 
@@ -97,7 +102,7 @@ class Pool:
             shared = self._connects.get(key)
             if shared is None or shared.task.done():
                 attempt = functools.partial(self._connect, role, node, is_ping)
-                shared = SharedConnect(attempt, linger=is_ping)
+                shared = SharedConnect(attempt, self._settings.backoff, linger=is_ping)
                 self._connects[key] = shared
                 shared.task.add_done_callback(functools.partial(self._forget, key))
             found = await shared.join(deadline)
@@ -235,7 +240,7 @@ class Pool:
     def _sweep(self) -> None:
         """Close connections that were unused since the last sweep, but keep at least one."""
         self._timer = None
-        opened = [item for role in Role for item in self._open(role)]
+        opened = self.opened
         before = self._unused
         self._unused = {item: item.requests_sent for item in opened if item.is_unused}
         idle = [item for item, requests in self._unused.items() if before.get(item) == requests]

@@ -201,16 +201,11 @@ class Hidden:
     """
 
     def __init__(self, settings: Settings) -> None:
-        # A short one, or `guest`, is a part of other words: replacing it would reveal it.
-        self._secrets = [
-            item.password
-            for item in settings.infos
-            if len(item.password) > 3 and item.password != item.username
-        ]
+        self._logins = [item.login for item in settings.endpoints]
 
     def __call__(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, '***')
+        for login in self._logins:
+            text = login.hide(text)
         return text
 
 
@@ -227,11 +222,11 @@ def versions(loop: asyncio.AbstractEventLoop | None) -> dict[str, str]:
 
 def settings_of(settings: Settings) -> dict[str, str]:
     shown = {
-        'addresses': ', '.join(map(str, settings.infos)),
-        'virtual host': ', '.join(dict.fromkeys(item.virtual_host for item in settings.infos)),
+        'addresses': ', '.join(map(str, settings.endpoints)),
+        'virtual host': ', '.join(dict.fromkeys(item.virtual_host for item in settings.endpoints)),
         'authentication': settings.auth_mechanism.value,
     }
-    hidden = ('infos', 'auth_mechanism')
+    hidden = ('endpoints', 'auth_mechanism', 'client_properties', 'resolve')
     for name in [name for name in Settings.field_types if name not in hidden]:
         value = getattr(settings, name)
         if value != getattr(Settings, name):
