@@ -65,6 +65,9 @@ class History(Recovery):
     def on_call_waiting(self, error: Exception, retry_at: float) -> None:
         self._add('a call', error)
 
+    def on_renewal_failed(self, error: Exception, retry_at: float) -> None:
+        self._add('renewal of the credentials', error)
+
     def on_connection_lost(self, address: Address, role: Role, error: Exception) -> None:
         self.lost += 1
         self._add(f'connection to {node(address)} ({role.value})', error)

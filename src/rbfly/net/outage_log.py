@@ -120,7 +120,8 @@ class OutageLog(Recovery):
         if now >= self._renewals.next and logger.isEnabledFor(logging.WARNING):
             self._renewals.advance(now)
             following = next_attempt(retry_at - now)
-            self._log(logging.WARNING, f'cannot renew the credentials: {error}; {following}')
+            text = f'cannot renew the credentials: {error}; {following}'
+            self._log(logging.WARNING, text, 'renewal_failed', (), error=str(error))
 
     def on_disconnect(self) -> None:
         if self._has_news():
