@@ -368,3 +368,28 @@ async def test_nothing_secret_is_described() -> None:
             assert 'bad password ***' in str(client.describe())
             assert 'Leak' in str(client.describe())
             await messages.close()
+
+
+@own_clock
+async def test_provider_of_credentials_that_fails() -> None:
+    async def provide() -> rbs.Credentials:
+        if failing:
+            raise Leak(SECRET)
+        return rbs.Credentials('till', SECRET)
+
+    failing = True
+    async with StreamBroker(users={'till': SECRET}) as broker:
+        broker.create_stream('orders')
+        uri = broker.uri.partition('://')[0] + '://' + broker.uri.partition('@')[2]
+        async with (
+            rbs.streams_client(uri, credentials=provide) as client,
+            client.publisher('orders', wait=False) as publisher,
+        ):
+            await asyncio.sleep(10)
+            found = client.describe()
+            failing = False
+            await publisher.send('x')
+    text = f'{found} {found!r}'
+    assert not found.health
+    assert 'because of Leak' in text
+    assert 'correct' not in text

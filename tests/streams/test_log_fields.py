@@ -77,7 +77,7 @@ async def test_outage(lines: JSONLines) -> None:
     assert lost['text'].endswith(lost['rbfly_error'])
     back = lines.one('reconnected')
     assert f'reconnected to {back["rbfly_node"]} after ' in back['text']
-    assert back['rbfly_seconds'] == pytest.approx(5, abs=3)
+    assert 5 <= back['rbfly_seconds'] <= 15
     states = [item['rbfly_state'] for item in lines.found if item['rbfly_event'] == 'state']
     assert states[:2] == ['opening', 'open']
 

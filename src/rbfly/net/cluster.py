@@ -91,14 +91,9 @@ class Cluster:
         return self._pool.connected
 
     @property
-    def server_properties(self) -> dict[str, str]:
-        """Properties of the node that the client last connected to."""
-        return self._dialer.server_properties
-
-    @property
     def connections(self) -> list[tuple[Role, Connection]]:
         """The open connections, with their roles."""
-        return self._pool.opened
+        return self._pool.by_role
 
     @property
     def call_problem(self) -> RbFlyError | None:
@@ -107,6 +102,11 @@ class Cluster:
             return None
         error, retry_at = self._waiting
         return error if self.loop.time() <= retry_at + ADDRESS_TIMEOUT else None
+
+    @property
+    def server_properties(self) -> dict[str, str]:
+        """Properties of the node that the client last connected to."""
+        return self._dialer.server_properties
 
     @property
     def generation(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import time
 from typing import TYPE_CHECKING
 
-from ..error import CallbackError, RbFlyError
+from ..error import CallbackError, CredentialsError, RbFlyError
 from .observer import Life, Role, State
 from .recovery import Recovery, node
 from .uri import Address
@@ -65,6 +65,9 @@ class History(Recovery):
     def on_call_waiting(self, error: Exception, retry_at: float) -> None:
         self._add('a call', error)
 
+    def on_renewal_failed(self, error: Exception, retry_at: float) -> None:
+        self._add('renewal of the credentials', error)
+
     def on_connection_lost(self, address: Address, role: Role, error: Exception) -> None:
         self.lost += 1
         self._add(f'connection to {node(address)} ({role.value})', error)
@@ -74,9 +77,11 @@ def harmless(error: BaseException) -> str:
     """Return the text of an error, without what the program or its functions may have put there."""
     if isinstance(error, CallbackError):
         error = error.error
-    cause = error.__cause__
-    if not isinstance(error, RbFlyError):
-        return type(error).__name__
-    if cause is not None and not isinstance(cause, RbFlyError | OSError):
-        return f'{type(error).__name__} because of {type(cause).__name__}'
+    link: BaseException | None = error
+    while link is not None:
+        foreign = not isinstance(link, RbFlyError | OSError)
+        if foreign or isinstance(link, CredentialsError):  # which repeats the text of its cause
+            names = [type(item).__name__ for item in (error, link.__cause__ or link)]
+            return ' because of '.join(dict.fromkeys(names))
+        link = link.__cause__
     return str(error)

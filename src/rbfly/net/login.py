@@ -89,14 +89,12 @@ class Login:
         return f'{type(self).__name__}({self._credentials!r})'
 
     def hide(self, text: str) -> str:
-        """Replace the password in a text that a broker, a resolver or the program has written.
-
-        A short one, or one that equals the user, is a part of other words: that would reveal it.
-        """
-        found = self._credentials
-        if found is None or len(found.password) <= 3 or found.password == found.username:
+        """Replace the password in a text."""
+        # A short one, or `guest`, is a part of other words: replacing it would reveal it.
+        known = self._credentials
+        if known is None or len(known.password) < 4 or known.password == known.username:
             return text
-        return text.replace(found.password, '***')
+        return text.replace(known.password, '***')
 
     def report_to(self, notify: Callable[..., None]) -> None:
         """Set how to notify the observers of a client, see :meth:`.Observers.notify`."""

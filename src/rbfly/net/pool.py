@@ -58,7 +58,12 @@ class Pool:
         return any(self._open(role) for role in Role)
 
     @property
-    def opened(self) -> list[tuple[Role, Connection]]:
+    def opened(self) -> list[Connection]:
+        """All open connections."""
+        return [item for role in Role for item in self._open(role)]
+
+    @property
+    def by_role(self) -> list[tuple[Role, Connection]]:
         """The open connections, with their roles."""
         return [(role, item) for role in Role for item in self._connections[role] if item.is_open]
 

@@ -201,7 +201,7 @@ class Hidden:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._logins = {item.login for item in settings.endpoints}
+        self._logins = [item.login for item in settings.endpoints]
 
     def __call__(self, text: str) -> str:
         for login in self._logins:
@@ -226,7 +226,7 @@ def settings_of(settings: Settings) -> dict[str, str]:
         'virtual host': ', '.join(dict.fromkeys(item.virtual_host for item in settings.endpoints)),
         'authentication': settings.auth_mechanism.value,
     }
-    hidden = ('endpoints', 'auth_mechanism')
+    hidden = ('endpoints', 'auth_mechanism', 'client_properties', 'resolve')
     for name in [name for name in Settings.field_types if name not in hidden]:
         value = getattr(settings, name)
         if value != getattr(Settings, name):
