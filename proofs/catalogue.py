@@ -90,6 +90,9 @@ PROOFS = {
          'messages published by rstream, by AMQP 0.9.1 with all properties, and by MQTT'),
         ('consume-memory', 'memory.consume', 1, {'messages': 50_000_000, **READING},
          'memory while consuming, which grows by less than 5 MB after the first tenth'),
+        ('token', 'tokens.token', 1, {'seconds': 300},
+         'publishing and consuming with OAuth 2 tokens of 20 seconds, which are renewed, fail to be'
+         ' renewed for a minute, expire during a restart, and change their user'),
         ('super-cuts', 'super_streams.super_cuts', 3,
          {**MILLION, 'cuts': 18, 'services': 10, 'on': 'rabbitmq', **SENDING},
          'connections cut, nodes restarted and leaders moved, and the service itself restarted,'

@@ -224,8 +224,8 @@ def behind_proxies(
         nodes,
         version=version,
         advertised_ports=ports,
-        plugins=['rabbitmq_mqtt'] if single else [],
-        config=[f'mqtt.listeners.tcp.1 = 127.0.0.1:{mqtt}'] if single else [],
+        plugins=['rabbitmq_mqtt', 'rabbitmq_auth_backend_oauth2'] if single else [],
+        config=[f'mqtt.listeners.tcp.1 = 127.0.0.1:{mqtt}', *TOKENS] if single else [],
         progress=progress,
     )
     return broker, mqtt
@@ -254,6 +254,16 @@ async def on_rabbitmq(nodes: int, seed: int) -> AsyncIterator['ClusterBed']:
         await asyncio.to_thread(broker.stop, orderly=False)
 
 
+# Passwords may also be tokens, which the key of the broker's certificate signs.
+TOKENS = [
+    'auth_backends.1 = internal',
+    'auth_backends.2 = rabbit_auth_backend_oauth2',
+    'auth_oauth2.resource_server_id = rabbitmq',
+    'auth_oauth2.signing_keys.bed = /srv/tls/server.pem',
+    'auth_oauth2.default_key = bed',
+]
+
+
 class ClusterBed(Bed):
     """One or several nodes of RabbitMQ, each behind a proxy."""
 
@@ -265,6 +275,11 @@ class ClusterBed(Bed):
         self.proxies = proxies
         self.mqtt = mqtt
         self.random = random
+
+    @property
+    def token_key(self) -> str:
+        """The key that signs tokens, in PEM."""
+        return (self.broker.srv / 'tls' / 'server.key').read_text()
 
     @property
     def nodes(self) -> range:

@@ -51,10 +51,11 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'busy_poll', 'resolving', 'uri', 'waiting'],
+        ['', 'busy_poll', 'login', 'resolving', 'waiting'],
+        ['uri'],
         ['observer', 'requests'],
         ['connection', 'retry'],
-        ['handshake', 'single_flight'],
+        ['credentials', 'handshake', 'moving', 'single_flight'],
         ['dialer'],
         ['pool'],
         ['locator'],

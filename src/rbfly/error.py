@@ -26,6 +26,7 @@ __all__ = [
     'CompressionError',
     'ConfirmTimeout',
     'ConnectTimeout',
+    'CredentialsError',
     'EventLoopError',
     'FrameError',
     'MessageContextError',
@@ -287,7 +288,8 @@ class AuthenticationError(ProtocolError):
 
 
 class VirtualHostError(ProtocolError):
-    """The virtual host does not exist, or the user has no access to it (code 0x0c)."""
+    """The virtual host does not exist, the user has no access to it, or a limit of connections of
+    the node, the virtual host or the user is reached (code 0x0c)."""
 
 
 class PublishErrorInfo(NamedTuple):
@@ -464,6 +466,13 @@ class ChunkError(SubscriptionError):
 
 class CompressionError(RbFlyError, ImportError):
     """A compression algorithm needs a library that is not installed."""
+
+
+class CredentialsError(StreamConnectionError):
+    """The function passed as `credentials` failed, or what it returned has expired.
+
+    The client asks again at the next try.  `__cause__` is what the function raised.
+    """
 
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):

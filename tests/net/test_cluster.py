@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.connection import IDS
 from rbfly.net.observer import Life, Observer, Role, State
 from rbfly.net.pool import Pool
 from rbfly.protocol.const import Key, ResponseCode
-from rbfly.streams.error import ConnectTimeout, StreamConnectionError, VirtualHostError
+from rbfly.streams.error import AuthenticationError, ConnectTimeout, StreamConnectionError
 from tests import fake_broker as wire
 from tests.brokers import until
 from tests.fake_broker import SILENT, FakeBroker, Frame, Step, refuse
@@ -24,6 +23,7 @@ pytestmark = pytest.mark.own_clock
 
 MANY = 300  # more than a connection has ids
 NAMES = [f's{i}' for i in range(MANY)]
+IDS = 256  # on a connection
 CONNECTIONS = 2 * -(-MANY // IDS)  # publishing, and consuming
 DECLARED = (Key.DECLARE_PUBLISHER, Key.SUBSCRIBE)
 
@@ -154,11 +154,11 @@ async def test_every_publisher_raises_the_connect_error(attempts: Counter[Role])
         await client.stream_exists('test')
         recorder = IdleErrors()
         cluster_of(client).observers.add(recorder)
-        fake.handlers[Step.OPEN] = refuse(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
+        fake.handlers[Step.SASL_AUTHENTICATE] = refuse(ResponseCode.AUTHENTICATION_FAILURE)
         found = await asyncio.gather(
             *(publish(client, name, leave) for name in NAMES), return_exceptions=True
         )
-        assert {type(error) for error in found} == {VirtualHostError}
+        assert {type(error) for error in found} == {AuthenticationError}
         assert len({id(error) for error in found}) == MANY, 'each raises its own exception'
         assert {id(error) for error in recorder.errors} == {id(error) for error in found}
         assert attempts[Role.PUBLISH] == 1

@@ -1,8 +1,11 @@
 """Which user connects, to which address; the password is shown nowhere."""
 
 import asyncio
+import gc
 import logging
+import pickle
 import traceback
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -10,9 +13,11 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 from rbfly.net.handshake import connect
-from rbfly.net.uri import Address, AuthMechanism, parse_uri
+from rbfly.net.login import AuthMechanism, Credentials
+from rbfly.net.uri import Address, parse_uri
 from rbfly.protocol._engine import Counters
 from rbfly.protocol.commands import Metadata, NodeAddress, StreamMetadata
+from rbfly.testing import StreamBroker
 from tests import fake_broker as wire
 from tests.fake_broker import CLOSING, GARBAGE, FakeBroker, Frame, Handler, Step, refuse
 from tests.fake_broker import FakeConnection as Peer
@@ -62,13 +67,15 @@ async def test_traceback_with_local_variables_shows_no_password(
         client = rbs.streams_client(fake.uri.replace('guest:guest', f'user:{SECRET}'))
         settings = cluster_of(client).settings
         with pytest.raises(RbFlyError) as caught:
-            await connect(settings.infos[0], '127.0.0.1', settings, lambda step: None, Counters())
+            await connect(
+                settings.endpoints[0], '127.0.0.1', settings, lambda step: None, Counters()
+            )
         if step > Step.SASL_HANDSHAKE:
             assert users(fake)[0] == f'\0user\0{SECRET}'.encode()
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     text = ''.join(shown.format())
-    assert 'info = ConnectionInfo(' in text
-    assert "'/', 'user')" in text
+    assert 'endpoint = Endpoint(' in text
+    assert "login=Login(Credentials('user'))" in text
     assert SECRET not in text
     assert SECRET not in caplog.text
 
@@ -86,11 +93,22 @@ def test_no_text_of_a_cluster_shows_the_password() -> None:
 def test_credentials_authenticate() -> None:
     info = parse_uri(f'rabbitmq-stream://user:{SECRET}@localhost/v')
     assert info.virtual_host == 'v'
-    plain = info.authenticate(AuthMechanism.PLAIN)
+    credentials = Credentials(info.username, info.password)
+    plain = credentials.request(AuthMechanism.PLAIN)
     assert plain.data == f'\0user\0{SECRET}'.encode()
-    assert SECRET not in repr(info) + str(info) + repr(plain)
-    external = info.authenticate(AuthMechanism.EXTERNAL)
-    assert (external.mechanism, external.data) == ('EXTERNAL', b'')
+    assert SECRET not in repr(info) + str(info) + repr(plain) + repr(credentials)
+    for mechanism in (AuthMechanism.EXTERNAL, AuthMechanism.ANONYMOUS):
+        request = credentials.request(mechanism)
+        assert (request.mechanism, request.data) == (mechanism.value, b'')
+
+
+def test_connection_info_compares_and_pickles_without_the_password() -> None:
+    info, other = (parse_uri(f'rabbitmq-stream://user:{name}@localhost/v') for name in 'ab')
+    assert info == other
+    assert hash(info) == hash(other)
+    copy = pickle.loads(pickle.dumps(info))
+    assert (copy, copy.password) == (info, '')
+    assert parse_uri('rabbitmq-stream://other:a@localhost/v') != info
 
 
 # -- addresses
@@ -146,3 +164,32 @@ async def test_advertised_node_gets_the_credentials_of_the_uri() -> None:
                 await publisher.send('x')
         assert users(leader) == [b'\0user\0pass']
         assert vhosts(leader) == ['vhost']
+
+
+async def test_one_object_of_a_connected_client_holds_the_password() -> None:
+    """Whoever inspects a client finds the password in its credentials only."""
+    holders, seen = [], set[int]()
+    with StreamBroker(users={'user': SECRET}) as broker:  # in another event loop
+        broker.create_stream('orders')
+        async with (
+            rbs.streams_client(broker.uri) as client,
+            client.publisher('orders') as publisher,
+        ):
+            await publisher.send('x')
+            left: list[Any] = [client]
+            while left:
+                item = left.pop()
+                if id(item) in seen or isinstance(item, ModuleType | type | FunctionType):
+                    continue
+                seen.add(id(item))
+                found = gc.get_referents(item)
+                if any(has_secret(value) for value in found):
+                    holders.append(item)
+                left += found
+    assert [type(item) for item in holders] == [Credentials]
+
+
+def has_secret(value: object) -> bool:
+    if isinstance(value, str):
+        return SECRET in value
+    return isinstance(value, bytes | bytearray) and SECRET.encode() in value

@@ -26,11 +26,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError, StreamConnectionError, StreamDoesNotExist, protocol_error
 from rbfly.net.cluster import Cluster
-from rbfly.net.connection import IDS, Connection
+from rbfly.net.connection import Connection
 from rbfly.net.observer import Life, Observer, Role, State
 from rbfly.net.registration import LIFE, TRANSITIONS, Registration
 from rbfly.net.retry import Deadline
-from rbfly.net.uri import parse_uri
+from rbfly.net.uri import Settings, parse_uri
 from rbfly.protocol import commands, message_frames
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams._consume import waiter as reading
@@ -76,7 +76,7 @@ class Peer(asyncio.Transport):
         self.leaving: set[int] = set()
         self.moved: set[int] = set()
         self.unconfirmed: list[message_frames.Publish] = []
-        self.connection = Connection(parse_uri(URI).address, 10.0)
+        self.connection = Connection(parse_uri(URI).address, Settings([]))
         self.connection.connection_made(self)
         self.connection.start(commands.Tune(0, 0), {}, None, ())
 
@@ -716,7 +716,7 @@ class Walk(RuleBasedStateMachine):
         for peer in self.peers:
             if peer.connection.is_open:
                 assert not peer.held
-                assert len(peer.connection.ids(peer.role)) == IDS
+                assert len(peer.connection.ids(peer.role)) == 256
                 assert not peer.connection.registrations
         task = self.loop.create_task(self.client.disconnect())
         self.run()

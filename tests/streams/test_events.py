@@ -57,7 +57,7 @@ EVENTS = [
 
 @pytest.mark.parametrize('kind', EVENTS)
 def test_no_event_is_a_subclass_of_another(kind: type[rbs.Event]) -> None:
-    assert len(EVENTS) == 14
+    assert len(EVENTS) == 16
     assert [other for other in EVENTS if issubclass(other, kind)] == [kind]
     assert all(len(base.__subclasses__()) > 1 for base in BASES)
 
@@ -109,7 +109,7 @@ async def test_events_until_the_client_disconnects(client: rbs.StreamsClient, st
     assert {type(event) for event in kinds} == {events.ConnectionOpened}
     roles = {event.role for event in kinds if isinstance(event, events.ConnectionOpened)}
     assert 'publish' in roles
-    port = cluster_of(client).settings.infos[0].address.port
+    port = cluster_of(client).settings.endpoints[0].address.port
     assert all(event.node.endswith(f':{port}') for event in kinds if hasattr(event, 'node'))
     assert not queue_of(client)
 

@@ -98,5 +98,5 @@ async def test_version(version: Any, new: bool) -> None:
 
 
 async def test_unknown_version() -> None:
-    with pytest.raises(rbs.ArgumentError, match=r"version must be one of \['4.0', '4.3'\]"):
+    with pytest.raises(rbs.ArgumentError, match=r"version must be one of \['4.0', '4.3', '4.4'\]"):
         StreamBroker(version='3.13')  # type: ignore[arg-type]

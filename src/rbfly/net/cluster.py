@@ -23,6 +23,7 @@ from ..protocol._engine import Counters
 from .connection import Attached, Connection, disconnected
 from .dialer import Dialer
 from .locator import Locator, missing
+from .moving import move
 from .observer import Observer, Observers, Role, call_each
 from .pool import Pool
 from .retry import Backoff, Deadline, OnWait, Progress, Refusal, T, can_retry
@@ -57,6 +58,8 @@ class Cluster:
         self._dialer = Dialer(settings, self.counters, [self.closing, self.idle_closing])
         self._pool = Pool(settings, self._dialer, self.observers)
         self._locator = Locator(self._pool)
+        for endpoint in settings.endpoints:
+            endpoint.login.report_to(self.observers.notify)
         self.busy_poll: float = 0.0
         if settings.busy_poll:
             from .busy_poll import poll_limit
@@ -67,6 +70,11 @@ class Cluster:
     def connected(self) -> bool:
         """True if any connection is open."""
         return self._pool.connected
+
+    @property
+    def server_properties(self) -> dict[str, str]:
+        """Properties of the node that the client last connected to."""
+        return self._dialer.server_properties
 
     @property
     def generation(self) -> int:
@@ -127,7 +135,7 @@ class Cluster:
             self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
         if limit is None:
             limit = self._dialer.limit
-        where = ', '.join(map(str, self.settings.infos))
+        where = ', '.join(map(str, self.settings.endpoints))
         limit = None if limit == inf else limit
         on_wait = on_wait or self._on_call_waiting
         return Deadline(limit, where, self.generation, self.refusal, on_wait)
@@ -175,7 +183,7 @@ class Cluster:
             wanted = isinstance(error, also) or can_retry(error, declared=False)
             return wanted and self.generation == deadline.generation
 
-        return await Backoff(deadline).retry(attempt, helps)
+        return await Backoff(deadline, delays=self.settings.backoff).retry(attempt, helps)
 
     async def repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Send requests, and repeat them if their connection is lost, or the stream not available.
@@ -200,7 +208,8 @@ class Cluster:
                     raise
                 error = without_frames(ex)
             if outage is None:
-                outage = Backoff(self.deadline(inf if limit is None else limit))
+                deadline = self.deadline(inf if limit is None else limit)
+                outage = Backoff(deadline, delays=self.settings.backoff)
             [deadline] = outage.deadlines
             async with deadline:
                 await outage.wait(error)
@@ -250,6 +259,13 @@ class Cluster:
         deadline.follow(Progress(str(connection.address), RequestTimeout))
         deadline.progress.on_step('pinging the broker')
         return await connection.ping()
+
+    async def reconnect(self) -> None:
+        """Replace the connections that are open now, one after another."""
+        self.check_loop()
+        for connection in self._pool.opened:
+            if connection.is_open:
+                await move(connection, self.observers)
 
     async def close(self, *, wait: bool = True) -> None:
         """Close every connection; the cluster can be used again afterwards.

@@ -47,7 +47,7 @@ from .observer import (
     check_transition,
 )
 from .requests import Requests
-from .uri import Address
+from .uri import Address, Settings
 from .waiting import fail, outcome, settled
 
 T = TypeVar('T')
@@ -59,7 +59,6 @@ WRITE_HIGH = 2**20  # bytes buffered by the transport above which writing pauses
 WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
 UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
-IDS = 256  # publishers, and subscriptions, of one connection
 FIRST_STEP = 'exchanging peer properties'
 TRANSITIONS: Mapping[ConnectionState, Sequence[ConnectionState]] = {
     ConnectionState.CONNECTING: [ConnectionState.HANDSHAKE, ConnectionState.CLOSED],
@@ -121,14 +120,13 @@ class Connection(Engine, asyncio.BufferedProtocol):
     def __init__(
         self,
         address: Address,
-        request_timeout: float | None = None,
+        settings: Settings,
         counters: Counters | None = None,
-        log_prefix: str = '',
     ) -> None:
         super().__init__(HANDSHAKE_CAP, counters)
-        self._log_prefix = log_prefix
+        self._log_prefix = settings.log_prefix
         self.address = address
-        self.request_timeout = request_timeout
+        self.request_timeout: float | None = settings.request_timeout
         self.frame_max: int = 0
         self.heartbeat: int = 0
         self.server_properties: dict[str, str] = {}
@@ -138,8 +136,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.state: ConnectionState = ConnectionState.CONNECTING
         self.error: StreamConnectionError | None = None
         self.paused: bool = False
-        self.publisher_ids: set[int] = set(range(IDS))
-        self.subscription_ids: set[int] = set(range(IDS))
+        self.publisher_ids: set[int] = set(range(settings.publishers_per_connection))
+        self.subscription_ids: set[int] = set(range(settings.subscriptions_per_connection))
+        self._ids = len(self.publisher_ids) + len(self.subscription_ids)
         self.registrations: dict[Attached, None] = {}
         self.members: dict[int, Callable[[int, bool], None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -214,7 +213,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
     @property
     def is_unused(self) -> bool:
         """True if the connection has no publisher, no subscription and no pending request."""
-        return not self._requests and len(self.publisher_ids) == len(self.subscription_ids) == IDS
+        free = len(self.publisher_ids) + len(self.subscription_ids)
+        return not self._requests and free == self._ids
 
     def require_answer(self) -> None:
         """Note that closing must wait until the broker has read the frames written so far."""
@@ -273,6 +273,13 @@ class Connection(Engine, asyncio.BufferedProtocol):
         elif (socket := self._transport.get_extra_info('socket')) is not None:
             with suppress(OSError, TypeError):  # TypeError: uvloop has closed it
                 socket.shutdown(SHUT_RDWR)  # asyncio leaves it open: the broker would not notice
+
+    def on_renewal_refused(self, error: StreamConnectionError) -> None:
+        """End the connection: the broker refused its new credentials."""
+        if self._observers is not None and self._role is not None:
+            address, role = self.address, self._role
+            self._observers.notify(Observer.on_renewal_refused, address, role, error)
+        self.abort(error)
 
     def abort_soon(self) -> None:
         """End the connection in the next turn of its event loop; from any thread."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from ..checks import check_integer, check_type
 from ..error import (
+    AuthenticationError,
     ConnectTimeout,
     FrameError,
     ProtocolError,
     RbFlyError,
     StreamConnectionError,
     TLSError,
+    VirtualHostError,
     add_text,
+    of_callback,
     without_frames,
 )
 from ..protocol._engine import Counters
@@ -22,7 +26,7 @@ from .connection import Connection
 from .handshake import connect
 from .resolving import Recent, Resolver
 from .retry import Progress, Refusal, is_cut
-from .uri import ConnectionInfo, Settings, at
+from .uri import Endpoint, Settings, at
 from .waiting import CloseTimeout
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
@@ -36,6 +40,7 @@ class Dialer:
     :param closing: what limits a close; it has its full time again when a broker answers.
     :ivar last_error: the last error of any connection.
     :ivar refusal: why the broker refused the last connect for good.
+    :ivar server_properties: those of the node that the client last connected to.
     """
 
     def __init__(
@@ -45,13 +50,14 @@ class Dialer:
         self._counters = counters
         self._closing = closing
         self._resolver = Resolver()
-        self._reached = Recent[NodeAddress, ConnectionInfo]()
+        self._reached = Recent[NodeAddress, Endpoint]()
         self._unreachable = Recent[NodeAddress, float]()  # time until which to avoid the node
-        self._failed = Recent[ConnectionInfo, float]()  # time of the last failure
+        self._failed = Recent[Endpoint, float]()  # time of the last failure
         self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._established = False
-        self.last_error: StreamConnectionError | None = None
+        self.last_error: RbFlyError | None = None
         self.refusal: Refusal = Refusal()
+        self.server_properties: dict[str, str] = {}
 
     @property
     def limit(self) -> float | None:
@@ -65,6 +71,8 @@ class Dialer:
         """Note that the client is closed."""
         for probe in self._probes.values():
             probe.cancel()
+        for endpoint in self._settings.endpoints:
+            endpoint.login.stop()
         self._established = False
 
     def leave_loop(self) -> None:
@@ -80,20 +88,36 @@ class Dialer:
         """Note why a connection ended."""
         self.last_error = error or self.last_error
 
-    def routes(self, node: NodeAddress | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
+    def routes(self, node: NodeAddress | None) -> tuple[list[Endpoint], list[Endpoint]]:
         """Return the addresses of a node, and those that may lead to other nodes.
 
         First comes the address that led to the node before, then its advertised address.  Behind
         NAT or a proxy, both may be unreachable; the addresses in the URIs lead to some node.
         """
         # Addresses that have failed come last, so that they do not delay the next connect.
-        infos = dict.fromkeys(self._settings.infos)
+        infos = dict.fromkeys(self._settings.endpoints)
         known = sorted(infos, key=lambda info: self._failed.get(info, 0.0))
         if node is None or self._settings.load_balancer:
             return known, []
-        advertised = at(node, known)
+        advertised = at(self._resolved(node), known)
         own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
         return own, [info for info in known if info not in own]
+
+    def _resolved(self, node: NodeAddress) -> NodeAddress:
+        """Return where a node that advertises an address can be reached.
+
+        :raises Exception: the program's function has failed.
+        """
+        resolve = self._settings.resolve
+        if resolve is None:
+            return node
+        try:
+            host, port = resolve(node.host, node.port)
+            check_type('the host that `resolve` returns', host, str)
+            check_integer('the port that `resolve` returns', port, 1, 0xFFFF)
+        except Exception as ex:
+            raise of_callback(ex, f'`resolve` for {node}') from None
+        return NodeAddress(host, port)
 
     def is_reachable(self, node: NodeAddress) -> bool:
         """False if no address of the node has worked recently."""
@@ -103,17 +127,15 @@ class Dialer:
         """Note that no address of a node works."""
         self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
 
-    def have_failed(self, infos: Iterable[ConnectionInfo]) -> bool:
+    def have_failed(self, infos: Iterable[Endpoint]) -> bool:
         """True if the last connect to any of the addresses has failed."""
         return not self._failed.keys().isdisjoint(infos)
 
-    def on_failed(self, info: ConnectionInfo) -> None:
+    def on_failed(self, info: Endpoint) -> None:
         """Note that an address did not lead to its node: try it last."""
         self._failed[info] = asyncio.get_running_loop().time()
 
-    async def dial(
-        self, info: ConnectionInfo, limit: float, progress: Progress
-    ) -> Connection | None:
+    async def dial(self, info: Endpoint, limit: float, progress: Progress) -> Connection | None:
         """Connect to an address of a host; each one has its share of the time.
 
         If all fail, and another try may succeed, set `progress.error` and return None.
@@ -144,7 +166,7 @@ class Dialer:
         return None
 
     async def _dial_host(
-        self, info: ConnectionInfo, host: str, limit: float, progress: Progress
+        self, info: Endpoint, host: str, limit: float, progress: Progress
     ) -> Connection | None:
         """Connect to an IP address; if that fails, do as :meth:`dial`."""
         try:
@@ -157,7 +179,13 @@ class Dialer:
             return None
         except ProtocolError as ex:
             self.refusal.set(ex, progress.step)
-            raise  # no retry helps
+            renews = isinstance(ex, AuthenticationError) and info.login.renews
+            full = isinstance(ex, VirtualHostError)  # perhaps, and only this node
+            if not (self._established and (renews or full)):
+                raise  # no retry helps
+            ex.retriable = True
+            self._on_error(without_frames(ex), progress)
+            return None
         except FrameError:
             self.refusal.clear()
             raise  # no retry helps
@@ -166,7 +194,7 @@ class Dialer:
                 ex.retriable = self._established  # else it may be the wrong port
             elif isinstance(ex, TLSError):
                 self.refusal.clear()
-                if info not in self._settings.infos:
+                if info not in self._settings.endpoints:
                     explain_mismatch(ex)
                 raise
             self._on_failure(ex, progress)
@@ -174,6 +202,7 @@ class Dialer:
         self._on_error(None, progress)
         self.refusal.clear()
         self._established = True
+        self.server_properties = connection.server_properties
         for closing in self._closing:
             closing.restore()
         self._failed.pop(info, None)
@@ -184,7 +213,7 @@ class Dialer:
             self._unreachable.pop(connection.advertised, None)
         return connection
 
-    def _on_timeout(self, info: ConnectionInfo, limit: float, progress: Progress) -> None:
+    def _on_timeout(self, info: Endpoint, limit: float, progress: Progress) -> None:
         text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
         self._on_error(ConnectTimeout(text), progress)
         self.refusal.on_timeout(progress.step)
@@ -193,7 +222,7 @@ class Dialer:
         self._on_error(without_frames(error), progress)
         self.refusal.clear()
 
-    def _on_error(self, error: StreamConnectionError | None, progress: Progress) -> None:
+    def _on_error(self, error: RbFlyError | None, progress: Progress) -> None:
         self.last_error = error
         progress.on_error(error)
 
@@ -207,7 +236,7 @@ class Dialer:
     async def _probe(self, connection: Connection) -> None:
         progress = Progress(str(connection.address))
         address = connection.address
-        info = replace(at(address, self._settings.infos), ssl=address.ssl)
+        info = replace(at(address, self._settings.endpoints), ssl=address.ssl)
         try:
             found = await self.dial(info, ADDRESS_TIMEOUT, progress)
         except RbFlyError:

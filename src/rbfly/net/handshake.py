@@ -14,7 +14,8 @@ from ..protocol._engine import Counters
 from ..protocol.commands import NodeAddress
 from ..protocol.const import Key, ResponseCode
 from .connection import FIRST_STEP, Connection
-from .uri import ConnectionInfo, Settings
+from .login import Credentials
+from .uri import Endpoint, Settings
 
 FIRST_OPTIONAL = (3, 11)  # first broker version with ExchangeCommandVersions and StreamStats
 
@@ -27,7 +28,7 @@ PROPERTIES = {
 
 
 async def connect(
-    info: ConnectionInfo,
+    endpoint: Endpoint,
     host: str,
     settings: Settings,
     on_step: Callable[[str], None],
@@ -37,18 +38,21 @@ async def connect(
 
     :param host: IP address of the node.
     :param on_step: called with a description of each step; steps have no timeout of their own.
-    :raises StreamConnectionError: the node cannot be reached, or the connection was lost.
+    :raises StreamConnectionError: the node cannot be reached, the connection was lost, or there are
+        no credentials.
     :raises ProtocolError: the broker refused the user, the mechanism or the virtual host.
     """
-    loop, address = asyncio.get_running_loop(), info.address
+    loop, address = asyncio.get_running_loop(), endpoint.address
+    on_step('asking for credentials')
+    credentials = await endpoint.login.credentials()
     on_step('connecting')
     try:
         _, connection = await loop.create_connection(
-            lambda: Connection(address, settings.request_timeout, counters, settings.log_prefix),
+            lambda: Connection(address, settings, counters),
             host,
             address.port,
             ssl=address.ssl,
-            server_hostname=address.host if address.ssl else None,
+            server_hostname=(settings.server_hostname or address.host) if address.ssl else None,
         )
     except (ssl_module.SSLError, ssl_module.CertificateError) as ex:
         raise TLSError(f'{address}: {ex}') from ex
@@ -59,7 +63,7 @@ async def connect(
     except (OSError, ValueError, OverflowError) as ex:
         raise StreamConnectionError(f'{address}: {ex}') from ex
     try:
-        await handshake(connection, info, settings, on_step)
+        await handshake(connection, endpoint, credentials, settings, on_step)
     except BaseException:
         connection.abort(StreamConnectionError(f'{address}: the handshake failed'))
         await connection.closed
@@ -68,7 +72,11 @@ async def connect(
 
 
 async def handshake(
-    connection: Connection, info: ConnectionInfo, settings: Settings, on_step: Callable[[str], None]
+    connection: Connection,
+    endpoint: Endpoint,
+    credentials: Credentials,
+    settings: Settings,
+    on_step: Callable[[str], None],
 ) -> None:
     def enter(step: str) -> None:
         connection.enter(step)
@@ -77,7 +85,9 @@ async def handshake(
     # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
     enter(FIRST_STEP)
     name, mechanism = settings.connection_name, settings.auth_mechanism
-    properties = PROPERTIES | ({'connection_name': name} if name else {})
+    properties = {**PROPERTIES, **settings.client_properties}
+    if name:
+        properties['connection_name'] = name
     server = await connection.request(commands.PeerProperties(properties))
     enter('negotiating the SASL mechanism')
     offered = await connection.request(commands.SaslHandshake())
@@ -87,12 +97,12 @@ async def handshake(
             f'{connection.address} offers {", ".join(offered) or "none"}, not {mechanism.value}',
         )
     enter('authenticating')
-    await connection.request(info.authenticate(mechanism))
+    await endpoint.login.sign_on(connection, mechanism, credentials)
     enter('waiting for the broker to tune')
     agreed = settings.tune.agree(await connection.tune)
     connection.write(agreed.encode())
     enter('opening the virtual host')
-    opened = await connection.request(commands.Open(info.virtual_host))
+    opened = await connection.request(commands.Open(endpoint.virtual_host))
     host, port = opened.get('advertised_host', ''), opened.get('advertised_port', '')
     supported = None
     if broker_version(server) >= FIRST_OPTIONAL:

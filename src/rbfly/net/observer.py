@@ -123,6 +123,15 @@ class Observer:
     def on_handover_late(self, stream: str, group: str) -> None:
         """A member leaves messages to the next one that the program has not finished."""
 
+    def on_renewal_failed(self, error: Exception, retry_at: float) -> None:
+        """The program had no new credentials for the open connections.
+
+        :param retry_at: time of the event loop at which the client asks again.
+        """
+
+    def on_renewal_refused(self, address: Address, role: Role, error: Exception) -> None:
+        """The broker refused new credentials on an open connection, which the client ends."""
+
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""
 

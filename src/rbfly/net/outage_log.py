@@ -96,6 +96,7 @@ class OutageLog(Recovery):
         self._losses = LogThrottle(2 * COLLECT, 30.0)
         self._reminders = LogThrottle(1.0, 300.0)
         self._calls = LogThrottle(1.0, 30.0)
+        self._renewals = LogThrottle(1.0, 300.0)
         self._loop: asyncio.AbstractEventLoop | None = None  # of the timer
         self._timer: asyncio.Handle | None = None
         self._due = inf
@@ -110,6 +111,13 @@ class OutageLog(Recovery):
             self._calls.advance(now)
             following = next_attempt(retry_at - now)
             self._log(logging.WARNING, f'a call waits: {error}; {following}')
+
+    def on_renewal_failed(self, error: Exception, retry_at: float) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._renewals.next and logger.isEnabledFor(logging.WARNING):
+            self._renewals.advance(now)
+            following = next_attempt(retry_at - now)
+            self._log(logging.WARNING, f'cannot renew the credentials: {error}; {following}')
 
     def on_disconnect(self) -> None:
         if self._has_news():

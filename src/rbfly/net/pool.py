@@ -45,7 +45,7 @@ class Pool:
         if left:
             for connection in left:
                 connection.abort_soon()
-            where = ', '.join(str(info) for info in self._settings.infos)
+            where = ', '.join(str(info) for info in self._settings.endpoints)
             text = f'unclosed client of {where}: use `async with`, or await `close`'
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
@@ -56,6 +56,11 @@ class Pool:
     def connected(self) -> bool:
         """True if any connection is open."""
         return any(self._open(role) for role in Role)
+
+    @property
+    def opened(self) -> list[Connection]:
+        """All open connections."""
+        return [item for role in Role for item in self._open(role)]
 
     def responsive(self, is_ping: bool = False) -> Connection | None:
         """Return an open connection that answers requests without delay, if there is one.
@@ -92,7 +97,7 @@ class Pool:
             shared = self._connects.get(key)
             if shared is None or shared.task.done():
                 attempt = functools.partial(self._connect, role, node, is_ping)
-                shared = SharedConnect(attempt, linger=is_ping)
+                shared = SharedConnect(attempt, self._settings.backoff, linger=is_ping)
                 self._connects[key] = shared
                 shared.task.add_done_callback(functools.partial(self._forget, key))
             found = await shared.join(deadline)
@@ -230,7 +235,7 @@ class Pool:
     def _sweep(self) -> None:
         """Close connections that were unused since the last sweep, but keep at least one."""
         self._timer = None
-        opened = [item for role in Role for item in self._open(role)]
+        opened = self.opened
         before = self._unused
         self._unused = {item: item.requests_sent for item in opened if item.is_unused}
         idle = [item for item, requests in self._unused.items() if before.get(item) == requests]

@@ -214,7 +214,8 @@ class Registration:
             self._outage = None
         if self._outage is None:
             limit = inf if self.patient and not self.declared else None
-            self._outage = Backoff(self.cluster.deadline(limit, self._on_wait))
+            deadline = self.cluster.deadline(limit, self._on_wait)
+            self._outage = Backoff(deadline, delays=self.cluster.settings.backoff)
         self._opening = self._outage
         self.cluster.registrations[self] = None
         self._generation = self.cluster.generation

@@ -21,10 +21,11 @@ from ..protocol.const import Key, ResponseCode
 
 T = TypeVar('T')
 OnWait = Callable[[RbFlyError | None, float], None]
+# The first and the longest delay, in seconds; empty for the usual ones.
+Delays = tuple[()] | tuple[float, float]
 
 BACKOFF_FIRST = 0.1  # seconds
 BACKOFF_LAST = 30.0
-
 
 # Commands that the client retries when the broker refuses them with these codes.
 ALWAYS = {
@@ -66,14 +67,14 @@ def is_cut(error: RbFlyError) -> bool:
     return isinstance(error, TLSError) and isinstance(error.__cause__, ConnectionError)
 
 
-def backoff() -> Iterator[float]:
-    """Yield the seconds before each further try: exponential, with jitter, from 0.1 to 30."""
+def backoff(first: float | None = None, last: float | None = None) -> Iterator[float]:
+    """Yield the seconds before each further try: exponential, with jitter."""
     from random import uniform
 
-    delay = BACKOFF_FIRST
+    delay = BACKOFF_FIRST if first is None else first
     while True:
         yield delay * uniform(0.5, 1.0)
-        delay = min(2 * delay, BACKOFF_LAST)
+        delay = min(2 * delay, BACKOFF_LAST if last is None else last)
 
 
 class Progress:
@@ -217,15 +218,16 @@ class Backoff:
     """Repeats an attempt that failed, after growing delays, for all tasks that wait for it.
 
     :param deadlines: deadlines of those tasks.
+    :param delays: limits of the delays.
     :ivar error: why the last try failed, while waiting for the next one; else None.
     :ivar retry_at: time of the event loop at which the next try begins.
     """
 
-    def __init__(self, *deadlines: Deadline) -> None:
+    def __init__(self, *deadlines: Deadline, delays: Delays = ()) -> None:
         self.deadlines: list[Deadline] = [*deadlines]
         self.error: RbFlyError | None = None
         self.retry_at: float = 0.0
-        self._delays = backoff()
+        self._delays = backoff(*delays)
         self._next: asyncio.Future[None] | None = None  # done when the next try is due
 
     async def retry(

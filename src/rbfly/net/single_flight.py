@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from .connection import Connection
-from .retry import Backoff, Deadline, Progress
+from .retry import Backoff, Deadline, Delays, Progress
 from .waiting import outcome
 
 Connect = Callable[[Progress, Sequence[Deadline]], Awaitable[Connection]]
@@ -17,14 +17,15 @@ class SharedConnect:
 
     :param connect: tries each address once, within the deadlines; raises `progress.error` if
         another try may succeed.
+    :param delays: limits of the delays between tries.
     :param linger: if the last deadline expires during a try, complete the try.
     :ivar task: returns the connection; it may have fewer free ids than tasks that wait.
     """
 
-    def __init__(self, connect: Connect, linger: bool = False) -> None:
+    def __init__(self, connect: Connect, delays: Delays, linger: bool = False) -> None:
         self._linger = linger
         self._progress = Progress()
-        self._backoff = Backoff()
+        self._backoff = Backoff(delays=delays)
         self.task: asyncio.Task[Connection] = asyncio.Task(  # never eager: no task waits yet
             run(connect, self._progress, self._backoff), loop=asyncio.get_running_loop()
         )

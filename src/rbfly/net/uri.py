@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from typing import Any
 
 from ..checks import check_type
 from ..error import URIError
-from ..protocol.commands import NodeAddress, SaslAuthenticate, Tune
+from ..protocol.commands import NodeAddress, Tune
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
-from ..record import Record, replace
+from ..record import Record, replace, restore
+from .login import AuthMechanism, Credentials, Login
 
-
-class AuthMechanism(Enum):
-    """SASL mechanism: a user and a password, or the client certificate of the TLS connection."""
-
-    PLAIN = 'PLAIN'
-    EXTERNAL = 'EXTERNAL'
+Resolve = Callable[[str, int], tuple[str, int]]
 
 
 class Scheme(Enum):
@@ -48,7 +45,10 @@ class Address(Record):
 
 
 class ConnectionInfo(Record):
-    """Address of a broker and the credentials for it; `repr` omits the password."""
+    """Address of a broker and the credentials for it.
+
+    `repr`, comparisons and pickles omit the password; it is '' in a copy that was pickled.
+    """
 
     scheme: Scheme
     host: str
@@ -68,21 +68,59 @@ class ConnectionInfo(Record):
     def address(self) -> Address:
         return Address(self.host, self.port, self.ssl)
 
-    def authenticate(self, mechanism: AuthMechanism) -> SaslAuthenticate:
-        """Return the request that authenticates the user."""
-        if mechanism is AuthMechanism.EXTERNAL:  # the TLS certificate authenticates the user
-            return SaslAuthenticate(mechanism.value, b'')
-        # in one expression: a local variable would show the password in a traceback
-        return SaslAuthenticate(mechanism.value, f'\0{self.username}\0{self.password}'.encode())
+    def _shown(self) -> tuple[Any, ...]:
+        return self.scheme, self.host, self.port, self.virtual_host, self.username, self.ssl
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is type(other):
+            return self._shown() == other._shown()
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._shown())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        *shown, ssl = self._shown()
+        return restore, (type(self), *shown, '', ssl)
+
+
+class Endpoint(Record):
+    """Where and how a client connects.
+
+    :ivar login: user and password.
+    """
+
+    scheme: Scheme
+    host: str
+    port: int
+    virtual_host: str
+    login: Login
+    ssl: ssl_module.SSLContext | None = None
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host, self.port, self.ssl)
+
+
+def endpoint(info: ConnectionInfo, login: Login | None = None) -> Endpoint:
+    """Return where a client connects.
+
+    :param login: None for the user and password of `info`.
+    """
+    login = login or Login(Credentials(info.username, info.password))
+    return Endpoint(info.scheme, info.host, info.port, info.virtual_host, login, info.ssl)
 
 
 class Settings(Record):
     """Settings of a client, see :func:`rbfly.streams.streams_client`.
 
-    :param infos: addresses and credentials, tried in turn.
+    :param endpoints: tried in turn.
     """
 
-    infos: Sequence[ConnectionInfo]
+    endpoints: Sequence[Endpoint]
     auth_mechanism: AuthMechanism = AuthMechanism.PLAIN
     connection_name: str = ''
     connect_timeout: float | None = 30.0
@@ -93,6 +131,12 @@ class Settings(Record):
     request_timeout: float | None = 10.0
     close_timeout: float | None = 10.0
     busy_poll: float | None = None
+    server_hostname: str | None = None
+    resolve: Resolve | None = None
+    backoff: tuple[()] | tuple[float, float] = ()
+    publishers_per_connection: int = 256
+    subscriptions_per_connection: int = 256
+    client_properties: Mapping[str, str] = {}
 
     @property
     def tune(self) -> Tune:
@@ -191,9 +235,9 @@ def decode(text: str, what: str) -> str:
     return result
 
 
-def at(where: NodeAddress | Address, infos: Sequence[ConnectionInfo]) -> ConnectionInfo:
-    """Return the first of `infos` with that address; if none has it, the first one, moved there."""
-    for info in infos:
-        if (info.host, info.port) == (where.host, where.port):
-            return info
-    return replace(infos[0], host=where.host, port=where.port)
+def at(where: NodeAddress | Address, endpoints: Sequence[Endpoint]) -> Endpoint:
+    """Return the first endpoint with that address; if none has it, the first one, moved there."""
+    for item in endpoints:
+        if (item.host, item.port) == (where.host, where.port):
+            return item
+    return replace(endpoints[0], host=where.host, port=where.port)

@@ -75,7 +75,10 @@ class ResponseCode(IntEnum):
     SASL_ERROR = 0x09, 'the broker cannot read the SASL data of the client'
     SASL_CHALLENGE = 0x0A, 'the SASL mechanism requires another step'
     SASL_AUTHENTICATION_FAILURE_LOOPBACK = 0x0B, 'the user may connect only from loopback'
-    VIRTUAL_HOST_ACCESS_FAILURE = 0x0C, 'the virtual host does not exist, or refuses the user'
+    VIRTUAL_HOST_ACCESS_FAILURE = (
+        0x0C,
+        'the virtual host does not exist or refuses the user, or a limit of connections is reached',
+    )
     UNKNOWN_FRAME = 0x0D, 'the broker does not know the command, or cannot read it'
     FRAME_TOO_LARGE = 0x0E, 'the frame is larger than the negotiated maximum'
     INTERNAL_ERROR = 0x0F, 'the broker failed; its log contains the reason'

@@ -7,7 +7,7 @@ from ..amqp import AMQPHeader, Message, MessageCtx, get_message_ctx, stream_mess
 from ..amqp._types import Symbol
 from ..error import *  # noqa: F403
 from ..later import later
-from ..net.uri import AuthMechanism
+from ..net.login import AuthMechanism, Credentials
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetType
 from .client import StreamsClient, streams_client
@@ -43,14 +43,15 @@ if TYPE_CHECKING:
     from .events import *  # noqa: F403
 
 __all__ = [
-    'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar', 'AuthMechanism',
-    'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit', 'Compression',
-    'Confirmation', 'Group', 'Message', 'MessageBatch', 'MessageCtx', 'MessageFilter', 'Offset',
-    'OffsetTracking', 'OffsetType', 'OnDecodeError', 'OnGap', 'Publisher', 'PublisherBatch',
-    'PublisherBatchFast', 'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin',
-    'PublisherBinBatch', 'StreamStats', 'StreamsClient', 'Subscriber', 'Subscription',
-    'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription', 'Symbol', 'by_hash', 'by_key',
-    'connection', 'get_message_ctx', 'stream_message_ctx', 'streams_client',
+    'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar',
+    'AuthMechanism', 'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit',
+    'Compression', 'Confirmation', 'Credentials', 'Group', 'Message', 'MessageBatch', 'MessageCtx',
+    'MessageFilter', 'Offset', 'OffsetTracking', 'OffsetType', 'OnDecodeError', 'OnGap',
+    'Publisher', 'PublisherBatch', 'PublisherBatchFast', 'PublisherBatchLimit',
+    'PublisherBatchMem', 'PublisherBin', 'PublisherBinBatch', 'StreamStats', 'StreamsClient',
+    'Subscriber', 'Subscription', 'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription',
+    'Symbol', 'by_hash', 'by_key', 'connection', 'get_message_ctx', 'stream_message_ctx',
+    'streams_client',
 ]  # fmt: skip
 # All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
@@ -60,8 +61,8 @@ else:  # a program pays only for what it uses
     _EVENTS = (
         'Activated ConnectionEvent ConnectionLost ConnectionOpened Deactivated Event Events'
         ' EventsDropped GroupEvent HandoverLate OffsetGap PartitionAdded PartitionEvent'
-        ' PartitionGone Recovered RecoveryFailed RecoveryScheduled RegistrationEvent StreamDeleted'
-        ' StreamMoved'
+        ' PartitionGone Recovered RecoveryFailed RecoveryScheduled RegistrationEvent RenewalFailed'
+        ' RenewalRefused StreamDeleted StreamMoved'
     )
     __all__ += _EVENTS.split()
     __getattr__ = later(

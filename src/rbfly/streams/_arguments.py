@@ -8,7 +8,8 @@ from typing import Any
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError, URIError
 from ..later import datetime
-from ..net.uri import AuthMechanism, ConnectionInfo, Settings
+from ..net.login import AuthMechanism
+from ..net.uri import Settings
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from ..protocol.const import ResponseCode
@@ -18,6 +19,8 @@ from .types import MessageFilter, PublisherInfo
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
 BUSY_POLL_MAX = 0.1
+IDS = 256  # of publishers, and of subscriptions, on a connection
+PROPERTIES_MAX = 4096  # bytes: RabbitMQ from 4.3.5 on accepts frames of 8192 before it signs on
 # As in AMQP 1.0.  The handshake fits, and so does every request with ASCII names: the longest is
 # DeclarePublisher, 501 bytes with a name of 255 bytes and a stream name of 233.
 FRAME_MIN = 512
@@ -25,9 +28,7 @@ FRAME_MIN = 512
 
 def check_settings(settings: Settings) -> Settings:
     """Check the settings of a client, and return them."""
-    for info in settings.infos:
-        check_type('connection_info', info, ConnectionInfo)
-    if len({info.scheme for info in settings.infos}) > 1:
+    if len({item.scheme for item in settings.endpoints}) > 1:
         raise URIError('the URIs of a client must all use TLS, or all use no TLS')
     check_type('auth_mechanism', settings.auth_mechanism, AuthMechanism)
     check_type('connection_name', settings.connection_name, str)
@@ -46,7 +47,50 @@ def check_settings(settings: Settings) -> Settings:
         if getattr(settings, name) is not None:
             check_integer(name, getattr(settings, name), least, 2**32 - 1)
     check_type('load_balancer', settings.load_balancer, bool)
+    check_type('server_hostname', settings.server_hostname, str, None)
+    if settings.server_hostname and any(item.ssl is None for item in settings.endpoints):
+        raise URIError('server_hostname requires URIs with TLS: rabbitmq-stream+tls://')
+    if settings.resolve is not None:
+        if not callable(settings.resolve):
+            raise ArgumentTypeError(
+                f'resolve must be a function, not {type(settings.resolve).__name__}'
+            )
+        if settings.load_balancer:
+            raise ArgumentError(
+                'pass either resolve or load_balancer: with a load balancer, the client never uses'
+                ' the addresses of nodes'
+            )
+    check_backoff(settings.backoff)
+    for name in ('publishers_per_connection', 'subscriptions_per_connection'):
+        check_integer(name, getattr(settings, name), 1, IDS)
+    check_client_properties(settings.client_properties)
     return settings
+
+
+def check_backoff(backoff: tuple[Any, ...]) -> None:
+    check_type('backoff', backoff, tuple)
+    if backoff:
+        if len(backoff) != 2:
+            raise ArgumentError('backoff must be two numbers: the first and the longest delay')
+        for seconds in backoff:
+            check_type('backoff', seconds, int, float)
+        if not 0 < backoff[0] <= backoff[1] < float('inf'):
+            raise ArgumentError(f'backoff must be 0 < first <= longest seconds, not {backoff}')
+
+
+def check_client_properties(properties: Mapping[str, str]) -> None:
+    check_type('client_properties', properties, Mapping)
+    for name, text in properties.items():
+        check_type('a client property', name, str)
+        check_type(f'client property {name!r}', text, str)
+        if name in ('connection_name', 'product', 'version', 'platform'):
+            raise ArgumentError(
+                f'client property {name!r} is set by RbFly'
+                + ('; pass connection_name' if name == 'connection_name' else '')
+            )
+    size = sum(len(f'{name}{text}'.encode()) + 4 for name, text in properties.items())
+    if size > PROPERTIES_MAX:
+        raise ArgumentError(f'client_properties have {size} bytes, more than {PROPERTIES_MAX}')
 
 
 def stream_arguments(
@@ -56,6 +100,7 @@ def stream_arguments(
     initial_cluster_size: int | None,
     leader_locator: str | None,
     filter_size: int | None,
+    initial_offset: int | None,
     raw: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """Check the arguments of a stream, and convert them for the broker.
@@ -67,6 +112,7 @@ def stream_arguments(
         ('segment_size', segment_size, 'stream-max-segment-size-bytes', 1, SEGMENT_SIZE_MAX),
         ('initial_cluster_size', initial_cluster_size, 'initial-cluster-size', 1, 2**31 - 1),
         ('filter_size', filter_size, 'stream-filter-size-bytes', 16, 255),
+        ('initial_offset', initial_offset, 'stream-initial-offset', 0, 2**63 - 1),
     ]
     arguments: dict[str, str] = {}
     for name, value, key, low, high in limits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
@@ -13,8 +13,9 @@ from ..error import ArgumentError, ArgumentTypeError, StreamConnectionError
 from ..later import Later, datetime
 from ..net.cluster import Cluster
 from ..net.connection import Connection
+from ..net.login import AuthMechanism, Credentials
 from ..net.outage_log import OutageLog
-from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
+from ..net.uri import ConnectionInfo, Endpoint, Settings, endpoint, parse_uri
 from ..net.waiting import can_wait
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
@@ -23,6 +24,7 @@ from ._arguments import check_settings
 from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
+    from ..net import credentials as credentials_module
     from . import events as events_module
     from ._consume import options, subscription
     from ._group import handover
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ._publish import opening
     from ._super_stream import client as super_client
 else:  # a program pays only for what it uses
+    credentials_module = Later('rbfly.net.credentials')
     events_module = Later('rbfly.streams.events')
     handover = Later('rbfly.streams._group.handover')
     opening = Later('rbfly.streams._publish.opening')
@@ -56,6 +59,13 @@ def streams_client(
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
     busy_poll: float | None = None,
+    credentials: Callable[[], Awaitable[Credentials]] | None = None,
+    server_hostname: str | None = None,
+    resolve: Callable[[str, int], tuple[str, int]] | None = None,
+    backoff: tuple[float, float] | None = None,
+    publishers_per_connection: int = 256,
+    subscriptions_per_connection: int = 256,
+    client_properties: Mapping[str, str] | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -93,8 +103,25 @@ def streams_client(
         a publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms
         arrive earlier, for more processor time; see :ref:`busy-polling`.  None to sleep.  It needs
         two processors: with fewer, the client logs a warning and does not poll.
-    :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` was passed with the
-        scheme without TLS.
+    :param credentials: an async function without arguments that returns the current
+        :class:`Credentials`, for example an OAuth 2 token; it replaces the user and password of the
+        URIs.  The client awaits it at each connect, and, if they expire, after 80 % of their time:
+        then it authenticates all open connections again.  If the function fails, the client asks
+        again, after growing delays.  See :ref:`tokens`.
+    :param server_hostname: name in the brokers' certificates, and in the TLS handshake (SNI); None
+        for the host of the address that the client connects to.
+    :param resolve: a function from the host and port that a node advertises to those at which this
+        program reaches it, for example through NAT or out of Kubernetes; None for the same ones.
+        See :ref:`addresses`.
+    :param backoff: seconds before the second try of whatever failed, and the longest time between
+        two tries: each delay is twice as long as the one before, minus up to half of it at random.
+        None for `(0.1, 30.0)`.
+    :param publishers_per_connection: how many publishers share a connection to a node, at most 256.
+    :param subscriptions_per_connection: the same for subscriptions.
+    :param client_properties: further properties that the broker shows for the connections, for
+        example in its management UI, at most 4096 bytes; None for none.
+    :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` or
+        `server_hostname` was passed with the scheme without TLS.
     :raises TypeError: an argument has the wrong type.
     :raises ValueError: an argument is out of range.
     """
@@ -109,7 +136,7 @@ def streams_client(
         raise ArgumentError('uri must contain the URI of at least one broker')
     return StreamsClient(
         Settings(
-            [parse_uri(item, ssl) for item in uris],
+            endpoints([parse_uri(item, ssl) for item in uris], credentials),
             AuthMechanism.PLAIN if auth_mechanism is None else auth_mechanism,
             '' if connection_name is None else connection_name,
             connect_timeout,
@@ -120,8 +147,37 @@ def streams_client(
             request_timeout,
             close_timeout,
             busy_poll,
+            server_hostname,
+            resolve,
+            () if backoff is None else backoff,
+            publishers_per_connection,
+            subscriptions_per_connection,
+            {} if client_properties is None else client_properties,
         )
     )
+
+
+def endpoints(
+    infos: Iterable[ConnectionInfo], provider: Callable[[], Awaitable[Credentials]] | None = None
+) -> list[Endpoint]:
+    """Return where a client connects.
+
+    :param provider: what replaces the users and passwords of `infos`.
+    """
+    login = None
+    if provider is not None:
+        if not callable(provider):
+            raise ArgumentTypeError(
+                'credentials must be an async function that returns Credentials, not'
+                f' {type(provider).__name__}'
+            )
+        login = credentials_module.ProvidedLogin(provider)
+    check_type('connection_info', infos, Iterable)
+    found = []
+    for info in infos:
+        check_type('connection_info', info, ConnectionInfo)
+        found.append(endpoint(info, login))
+    return found
 
 
 class StreamsClient(ClientBase):
@@ -140,20 +196,19 @@ class StreamsClient(ClientBase):
         connection_info: ConnectionInfo | Sequence[ConnectionInfo] | Settings,
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
     ) -> None:
-        if isinstance(connection_info, ConnectionInfo):
-            connection_info = [connection_info]
-        if not isinstance(connection_info, Settings):
-            check_type('connection_info', connection_info, ConnectionInfo, Iterable)
-            connection_info = Settings(tuple(connection_info), auth_mechanism)
-        self._cluster = Cluster(check_settings(connection_info))
-        self._cluster.observers.add(OutageLog(connection_info.log_prefix))
+        settings = connection_info
+        if not isinstance(settings, Settings):
+            infos = [settings] if isinstance(settings, ConnectionInfo) else settings
+            settings = Settings(endpoints(infos), auth_mechanism)
+        self._cluster = Cluster(check_settings(settings))
+        self._cluster.observers.add(OutageLog(settings.log_prefix))
         self._members = WeakSet()
         self._users = 0
         self._windows = WeakSet()
         self._names = WeakValueDictionary()
 
     def __repr__(self) -> str:
-        return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.infos)}>'
+        return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.endpoints)}>'
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ArgumentTypeError(
@@ -167,6 +222,12 @@ class StreamsClient(ClientBase):
     def connected(self) -> bool:
         """True if a connection is open, even if its broker does not answer; see `ping`."""
         return self._cluster.connected
+
+    @property
+    def server_properties(self) -> dict[str, str]:
+        """What the node that the client last connected to reports about itself, for example its
+        `version`; empty before the first connect."""
+        return dict(self._cluster.server_properties)
 
     async def ping(self, timeout: float | None = 5.0) -> float:
         """Check that a broker answers: send one request, wait for its response, and return the
@@ -211,6 +272,18 @@ class StreamsClient(ClientBase):
         if not wait_connected and not self.connected:
             raise StreamConnectionError('the client is not connected')
         return await self._cluster.locator()
+
+    async def reconnect(self) -> None:
+        """Replace all open connections, one after another, for example before a node is stopped.
+
+        The publishers and subscriptions of a connection move to a new one; the method waits for
+        them before it goes on with the next connection.  Publishers await their confirms before,
+        for up to 5 seconds, so that they resend nothing.  A member of a consumer group gives up
+        the streams that it receives.
+
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        await self._cluster.reconnect()
 
     async def close(self) -> None:
         """Close all connections, if there are any.  The client can be used again.

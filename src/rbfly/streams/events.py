@@ -35,6 +35,8 @@ __all__ = [
     'RecoveryFailed',
     'RecoveryScheduled',
     'RegistrationEvent',
+    'RenewalFailed',
+    'RenewalRefused',
     'StreamDeleted',
     'StreamMoved',
 ]
@@ -75,6 +77,28 @@ class ConnectionLost(ConnectionEvent):
     """
 
     error: Exception
+
+
+class RenewalRefused(ConnectionEvent):
+    """The broker refused new credentials on an open connection; the client reconnects.
+
+    :ivar error: the reason.
+    """
+
+    error: Exception
+
+
+class RenewalFailed(Event):
+    """The function passed as `credentials` failed when the client asked for new ones in time.
+
+    The connections stay open until the credentials before expire.
+
+    :ivar error: the reason.
+    :ivar delay: seconds until the client asks again.
+    """
+
+    error: Exception
+    delay: float
 
 
 class RegistrationEvent(Event):
@@ -292,6 +316,13 @@ class EventQueue(Recovery):
 
     def on_handover_late(self, stream: str, group: str) -> None:
         self._add(HandoverLate(stream, group))
+
+    def on_renewal_failed(self, error: Exception, retry_at: float) -> None:
+        delay = max(0.0, retry_at - asyncio.get_running_loop().time())
+        self._add(RenewalFailed(copy_error(error), delay))
+
+    def on_renewal_refused(self, address: Address, role: Role, error: Exception) -> None:
+        self._add(RenewalRefused(node(address), role.value, copy_error(error)))
 
     def on_connection_opened(self, address: Address, role: Role) -> None:
         self._add(ConnectionOpened(node(address), role.value))

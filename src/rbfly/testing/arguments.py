@@ -56,12 +56,16 @@ class Arguments:
     replicas: int | None  # number of nodes that have the stream; None for all
     locator: str | None  # how to choose the leader
     filter_size: int | None  # bytes of a chunk's Bloom filter
+    initial_offset: int | None  # of the first message
     super_stream: str | None  # of a partition
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], super_stream: str | None) -> 'Arguments':
+    def parse(
+        cls, given: Mapping[str, str], super_stream: str | None, version: str = '4.4'
+    ) -> 'Arguments':
         """Read the arguments.
 
+        :param version: of RabbitMQ, which ignores arguments that it does not know.
         :raises Refused: RabbitMQ refuses a value.
         :raises Crash: RabbitMQ crashes on a value.
         """
@@ -72,6 +76,7 @@ class Arguments:
             integer(given, 'initial-cluster-size'),
             given.get('queue-leader-locator'),
             integer(given, 'stream-filter-size-bytes'),
+            None if version < '4.4' else integer(given, 'stream-initial-offset'),
             super_stream,
         )
         if (
@@ -79,6 +84,7 @@ class Arguments:
             or (found.replicas is not None and found.replicas <= 0)
             or (found.filter_size is not None and not 16 <= found.filter_size <= 255)
             or found.locator not in LOCATORS
+            or (found.initial_offset or 0) < 0
         ):
             raise Refused(ResponseCode.PRECONDITION_FAILED)
         return found

@@ -56,6 +56,10 @@ class StreamBroker(FaultMethods):
     :param consumer_update_timeout: seconds that a client may take to answer a ConsumerUpdate, with
         which the broker activates and deactivates the members of a group; then the broker closes
         the connection. None or 0 for no limit.
+    :param credential_lifetime: seconds after which the broker closes a connection that has not
+        authenticated again, as RabbitMQ does when an OAuth 2 token expires; None for no limit.
+    :param max_connections: number of connections of a node above which it refuses the virtual host
+        to a client, as RabbitMQ with `stream.max_connections`; None for no limit.
     :param seed: seed of the faults' random choices.
     :param on_event: called with a line of text whenever a connection opens or closes, in the
         broker's event loop. Its errors go to that loop's exception handler, which logs them by
@@ -71,10 +75,12 @@ class StreamBroker(FaultMethods):
         users: Mapping[str, str] | None = None,
         ssl: tls.SSLContext | None = None,
         vhosts: Iterable[str] = ('/',),
-        version: Literal['4.0', '4.3'] = '4.3',
+        version: Literal['4.0', '4.3', '4.4'] = '4.3',
         frame_max: int = 2**20,
         heartbeat: int = 60,
         consumer_update_timeout: float | None = 60.0,
+        credential_lifetime: float | None = None,
+        max_connections: int | None = None,
         seed: int = 0,
         on_event: Callable[[str], object] | None = None,
     ) -> None:
@@ -85,6 +91,9 @@ class StreamBroker(FaultMethods):
         check_integer('frame_max', frame_max, 0, 2**32 - 1)
         check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
         check_timeout('consumer_update_timeout', consumer_update_timeout)
+        check_timeout('credential_lifetime', credential_lifetime, positive=True)
+        if max_connections is not None:
+            check_integer('max_connections', max_connections, 1, 2**31 - 1)
         check_integer('seed', seed, 0, 2**64 - 1)
         if ssl is not None:
             check_type('ssl', ssl, tls.SSLContext)
@@ -106,6 +115,8 @@ class StreamBroker(FaultMethods):
             Faults(seed),
             on_event,
             consumer_update_timeout=consumer_update_timeout,
+            credential_lifetime=credential_lifetime,
+            max_connections=max_connections,
         )
         super().__init__(cluster)
         connect = partial(Connection, cluster)
@@ -142,6 +153,36 @@ class StreamBroker(FaultMethods):
     def connections(self) -> int:
         """Number of open connections."""
         return self._call(lambda: len(self._cluster.sessions))
+
+    def advertise(self, *hosts: str) -> None:
+        """Set the host that each node advertises, for example a name that clients cannot resolve.
+
+        :param hosts: one for each node, in their order.
+        """
+        nodes = self._cluster.nodes
+        if len(hosts) != len(nodes):
+            raise ArgumentError(f'there are {len(nodes)} nodes, not {len(hosts)}')
+        for host in hosts:
+            check_type('hosts', host, str)
+
+        def advertise() -> None:
+            for node, host in zip(nodes, hosts, strict=True):
+                node.advertised = host
+
+        self._call(advertise)
+
+    def set_password(self, user: str, password: str | None) -> None:
+        """Change the password of a user, or add one; None removes the user.
+
+        Open connections of the user stay open.
+        """
+        check_type('user', user, str)
+        check_type('password', password, str, None)
+        users = self._cluster.users
+        if password is None:
+            self._call(users.pop, user, None)
+        else:
+            self._call(users.update, {user: password})
 
     # -- what the broker has stored
 

@@ -43,6 +43,8 @@ class Cluster:
     sessions: dict[Wire, None] = field(default_factory=dict)  # with an open virtual host
     groups: dict[Key, Group] = field(default_factory=dict)  # with members
     consumer_update_timeout: float | None = 60.0  # seconds
+    credential_lifetime: float | None = None  # seconds
+    max_connections: int | None = None  # of a node
     loop: asyncio.AbstractEventLoop | None = None  # None while the broker does not run
     published: int = 0  # number of messages stored in streams that were deleted
     # Called when a stream has stored something.
@@ -116,7 +118,7 @@ class Cluster:
         name = name.translate(LINE_ENDS)
         if '\ufffd' in name:
             raise Crash('the name of a stream is not UTF-8')
-        arguments = Arguments.parse(given, super_stream)
+        arguments = Arguments.parse(given, super_stream, self.version)
         check_name(name)
         if name in streams:
             same = streams[name].arguments == arguments
@@ -131,6 +133,7 @@ class Cluster:
         streams[name] = Stream(
             name, arguments, leader.number, members, self.clock, self.call_soon, self._stored
         )
+        streams[name].end = arguments.initial_offset or 0
 
     def _stored(self) -> None:
         for watcher in [*self.watchers]:

@@ -47,6 +47,7 @@ class Wire(asyncio.Protocol):
         self._output_timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         self._wrote = self._heard = False
         self._silent = 0
 
@@ -189,6 +190,7 @@ class Wire(asyncio.Protocol):
     def _end(self) -> None:
         self.ended = True
         self._stop_timer()
+        self.restart_expiry(None)
         self._drop_output()
 
     # -- time
@@ -197,6 +199,12 @@ class Wire(asyncio.Protocol):
         """Abort unless the next step of the handshake, or the end, follows in time."""
         self._stop_timer()
         self._timer = self._loop.call_later(STEP_TIMEOUT, self.abort)
+
+    def restart_expiry(self, seconds: float | None) -> None:
+        """Close when the credentials expire, unless the client renews them."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self._loop.call_later(seconds, self.cut) if seconds else None
 
     def start_heartbeats(self, interval: int) -> None:
         self._stop_timer()

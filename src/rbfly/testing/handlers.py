@@ -56,7 +56,8 @@ class Connection(Session):
 
     def do_sasl_authenticate(self, command: commands.SaslAuthenticate) -> None:
         again = self.state == 'open'
-        self.after_response = self.close
+        if not again or self.cluster.version != '4.0':
+            self.after_response = self.close
         if again and command.mechanism != self.mechanism:
             raise Refused(ResponseCode.SASL_CANNOT_CHANGE_MECHANISM)
         code = self.faults.authentication
@@ -67,6 +68,7 @@ class Connection(Session):
             raise Refused(ResponseCode.SASL_CANNOT_CHANGE_USERNAME)
         self.user, self.mechanism = user, command.mechanism
         self.after_response = None
+        self.restart_expiry(self.cluster.credential_lifetime)
         if not again:
             self.enter('authenticated')
 
@@ -103,7 +105,9 @@ class Connection(Session):
         cluster = self.cluster
         if self.state not in ('authenticated', 'tuning', 'tuned'):
             raise Crash('Open before the client has authenticated')
-        if command.vhost not in cluster.vhosts:
+        opened = sum(session in cluster.sessions for session in self.node.wires)
+        full = cluster.max_connections is not None and opened >= cluster.max_connections
+        if full or command.vhost not in cluster.vhosts:
             self.after_response = self.close
             raise Refused(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
         self.vhost = command.vhost
@@ -113,7 +117,8 @@ class Connection(Session):
         self.start_heartbeats(self.tune.heartbeat)
         cluster.sessions[self] = None
         cluster.emit(f'{self} opened {command.vhost!r} as {self.user!r}')
-        return {'advertised_host': self.node.host, 'advertised_port': str(self.node.port)}
+        address = self.node.address
+        return {'advertised_host': address.host, 'advertised_port': str(address.port)}
 
     def do_exchange_command_versions(
         self, command: commands.ExchangeCommandVersions
@@ -240,7 +245,7 @@ class Connection(Session):
 
 
 # Commands that a version of RabbitMQ does not know yet.
-NEW = {'4.0': {Key.RESOLVE_OFFSET_SPEC}, '4.3': set[int]()}
+NEW = {'4.0': {Key.RESOLVE_OFFSET_SPEC}, '4.3': set[int](), '4.4': set[int]()}
 HANDLERS: dict[str, dict[int, Callable[[Any, Any], Any]]] = {
     version: {
         key: getattr(Connection, f'do_{name}')

@@ -18,6 +18,7 @@ class Node:
     port: int  # 0 for a free one, chosen at the first start
     ssl: ssl.SSLContext | None  # context for TLS; None for plain TCP
     make: Callable[['Node'], Wire]  # creates the protocol of a new connection
+    advertised: str = ''  # host; '' for that at which it listens
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of connections
     wires: dict[Wire, None] = field(default_factory=dict)
     _socket: socket.socket | None = None
@@ -31,7 +32,7 @@ class Node:
     @property
     def address(self) -> NodeAddress:
         """The advertised address."""
-        return NodeAddress(self.host, self.port)
+        return NodeAddress(self.advertised or self.host, self.port)
 
     def open(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[asyncio.Server]:
         """Listen at once; return a task that starts to accept connections.

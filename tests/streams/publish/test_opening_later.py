@@ -543,7 +543,7 @@ async def test_service_starts_while_its_broker_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_LAST', 0.1)
-    [address] = cluster_of(client).settings.infos
+    [address] = cluster_of(client).settings.endpoints
     async with Proxy((address.host, address.port)) as proxy:
         proxy.refuse()
         shop = Shop(proxy.uri, stream, name)

@@ -66,6 +66,7 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         '__aexit__': lambda c: c.__aexit__(None, None, None),
         'get_protocol': lambda c: c.get_protocol(),
         'ping': lambda c: c.ping(),
+        'reconnect': lambda c: c.reconnect(),
         'close': lambda c: c.close(),
         'disconnect': lambda c: c.disconnect(),
         'events': lambda c: c.events(),
@@ -125,7 +126,11 @@ RETURNS_SELF = 'only returns the object'
 RAISES = 'only raises an error'
 FUTURE = 'inherited from asyncio.Future'
 EXEMPT: dict[type[Any], dict[str, str]] = {
-    rbs.StreamsClient: {'connected': READ_ONLY, 'super_stream': 'sends nothing'},
+    rbs.StreamsClient: {
+        'connected': READ_ONLY,
+        'server_properties': READ_ONLY,
+        'super_stream': 'sends nothing',
+    },
     rbs.SuperStream: {},
     **{
         cls: dict.fromkeys(('next_publish_id', 'message_id', 'unconfirmed', 'capacity'), READ_ONLY)

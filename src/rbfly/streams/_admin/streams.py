@@ -38,6 +38,7 @@ class ManagementMethods:
         initial_cluster_size: int | None = None,
         leader_locator: Literal['client-local', 'balanced'] | None = None,
         filter_size: int | None = None,
+        initial_offset: int | None = None,
         arguments: Mapping[str, str] | None = None,
     ) -> None:
         """Create a stream; do nothing if it exists with the same arguments.
@@ -50,6 +51,8 @@ class ManagementMethods:
         :param initial_cluster_size: number of replicas, at least 1.
         :param leader_locator: how the broker chooses the node of the leader.
         :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
+        :param initial_offset: offset of the first message; None for 0.  RabbitMQ before 4.4 ignores
+            it: the first message has the offset 0.
         :param arguments: other arguments of the protocol, sent unchecked.  RabbitMQ ignores those
             that it does not know, and may close the connection if it cannot read a value.
         :raises ProtocolError: the broker refused, e.g. because the stream exists with other
@@ -66,6 +69,7 @@ class ManagementMethods:
             initial_cluster_size,
             leader_locator,
             filter_size,
+            initial_offset,
             arguments,
         )
         try:
@@ -81,7 +85,7 @@ class ManagementMethods:
 
     def _check_names(self, *streams: str) -> None:
         """Check the names of streams to create."""
-        vhosts = [info.virtual_host for info in self._cluster.settings.infos]
+        vhosts = [info.virtual_host for info in self._cluster.settings.endpoints]
         for stream in streams:
             check_stream(stream)
             check_folder(stream, vhosts)

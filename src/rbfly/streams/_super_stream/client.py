@@ -76,6 +76,7 @@ class SuperStream:
         initial_cluster_size: int | None = None,
         leader_locator: Literal['client-local', 'balanced'] | None = 'balanced',
         filter_size: int | None = None,
+        initial_offset: int | None = None,
         arguments: Mapping[str, str] | None = None,
     ) -> None:
         """Create the super stream; do nothing if it exists with the same partitions.
@@ -109,6 +110,7 @@ class SuperStream:
             initial_cluster_size,
             leader_locator,
             filter_size,
+            initial_offset,
             arguments,
         )
         await self._create(commands.CreateSuperStream(self.name, names, tuple(keys), settings))
