@@ -82,6 +82,19 @@ async def test_only_the_last_segments_are_read(
     assert starts[-1] > 3000  # of 8,000 messages
 
 
+async def test_references_of_all_steps(
+    client: rbs.StreamsClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a snapshot, RbFly reads back to the first message."""
+    monkeypatch.setattr(references, 'STEP', 2)
+    expected = {f'ref-{number}': number for number in range(10)}
+    async with client.publisher(stream) as publisher:
+        for name, number in expected.items():
+            await client.write_offset(stream, name, number, wait=True)
+            await publisher.send(number)
+    assert await client.references(stream) == expected
+
+
 async def test_missing_stream(client: rbs.StreamsClient) -> None:
     with pytest.raises(StreamDoesNotExist, match='no-such-stream'):
         await client.references(f'no-such-stream-{uuid4()}')
