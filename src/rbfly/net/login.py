@@ -47,9 +47,9 @@ class Credentials:
             raise ArgumentError('neither username nor password may contain a NUL')
         if expires is not None and expires.tzinfo is None:
             raise ArgumentError('expires must be an aware datetime: pass one with a tzinfo')
-        self.username = username
-        self.password = password
-        self.expires = expires
+        self.username: str = username
+        self.password: str = password
+        self.expires: datetime.datetime | None = expires
 
     def __repr__(self) -> str:  # without the password
         until = '' if self.expires is None else f', expires={self.expires.isoformat()}'
@@ -80,7 +80,7 @@ class Login:
     """
 
     __slots__ = ('__weakref__', '_credentials')
-    renews = False
+    renews: bool = False
 
     def __init__(self, credentials: Credentials | None) -> None:
         self._credentials = credentials
