@@ -14,7 +14,7 @@ import rbfly.streams as rbs
 from ..error import ProtocolError, RbFlyError, ResponseCode, counted
 from ..net.connection import Connection
 from ..net.locator import partitions_of
-from ..net.uri import ConnectionInfo, at, parse_uri
+from ..net.uri import ConnectionInfo, parse_uri
 from ..protocol.commands import Metadata, NodeAddress, QueryPublisherSequence, StreamMetadata
 from .connection import Target
 from .reachability import CLOSE_LIMIT, Finding, Node
@@ -226,7 +226,7 @@ class Diagnosis:
             if (address.host, address.port) in used:
                 self._add(Finding(check, 'ok', f'{address} can be reached, as checked above'))
                 continue
-            node = Node(at(address, infos))
+            node = Node(moved(infos[0], address))
             problem = None
             async for finding in node.check():
                 if finding.result == 'failed':
@@ -433,6 +433,19 @@ class Diagnosis:
                 f' {members}'
             )
             self._add(Finding('group', 'failed', self._of(stream, text), advice))
+
+
+def moved(info: ConnectionInfo, to: NodeAddress) -> ConnectionInfo:
+    """Return another address, with the same user and virtual host."""
+    return ConnectionInfo(
+        info.scheme,
+        to.host,
+        to.port,
+        info.virtual_host,
+        info.username,
+        info.password,
+        info.ssl,
+    )
 
 
 def ago(seconds: float) -> str:

@@ -10,10 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
+from urllib.parse import quote
+
+import rbfly.streams as rbs
 
 from ..error import AuthenticationError, RbFlyError, ResponseCode, VirtualHostError
-from ..net.uri import ConnectionInfo, Settings
-from ..streams.client import StreamsClient
+from ..net.uri import ConnectionInfo
 from .certificate import Certificate, read_certificate
 
 NAME_LIMIT = 5.0  # seconds to resolve a name
@@ -136,8 +138,9 @@ class Node:
     async def _sign_on(self) -> AsyncIterator[Finding]:
         """Sign on, and open the virtual host."""
         info = self.info
-        settings = Settings(
-            [info],
+        client = rbs.streams_client(
+            uri_of(info),
+            ssl=info.ssl,
             connection_name='rbfly doctor',
             connect_timeout=SIGN_ON_LIMIT,
             reconnect_timeout=0,
@@ -145,7 +148,7 @@ class Node:
             close_timeout=CLOSE_LIMIT,
         )
         user, vhost = info.username, info.virtual_host
-        async with StreamsClient(settings) as client:
+        async with client:
             try:
                 connection = await client.get_protocol()
             except AuthenticationError as ex:
@@ -173,6 +176,15 @@ class Node:
                 self.advertised = connection.advertised.host, connection.advertised.port
         yield Finding('user', 'ok', f'{user!r} has signed on to {self.version}')
         yield Finding('virtual host', 'ok', f'{vhost!r} is open')
+
+
+def uri_of(info: ConnectionInfo) -> str:
+    """Return the URI of an address, with the user and the password."""
+    host = f'[{info.host}]' if ':' in info.host else info.host
+    user, password, vhost = (
+        quote(text, safe='') for text in (info.username, info.password, info.virtual_host)
+    )
+    return f'{info.scheme.value}://{user}:{password}@{host}:{info.port}/{vhost}'
 
 
 async def try_port(host: str, port: int) -> str:
