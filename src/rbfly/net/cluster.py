@@ -300,7 +300,7 @@ class Cluster:
     async def reconnect(self) -> None:
         """Replace the connections that are open now, one after another."""
         self.check_loop()
-        for _, connection in self._pool.opened:
+        for connection in self._pool.opened:
             if connection.is_open:
                 await move(connection, self.observers)
 

@@ -15,7 +15,7 @@ from . import metrics, tracing
 
 
 class RbFlyInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Sets `tracing` and `metrics` of clients that are created later, unless they have their own."""
+    """Sets `tracing` and `metrics` of clients created later, unless they have their own."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Return the packages that are instrumented: only this one."""
