@@ -108,7 +108,7 @@ def test_time_ends_it_and_the_summary_goes_to_a_file(broker_uri: str, tmp_path: 
     summary = json.loads(file.read_text())
     assert summary['seconds'] > 1.1
     assert summary['published'] == summary['confirmed'] == summary['consumed']
-    assert 100 < summary['published'] <= 601
+    assert 100 < summary['published'] <= 500 * summary['seconds'] + 10
     head, columns, first, *_, published, _, _, confirm, end_to_end = done.stdout.splitlines()
     assert 'end to end, ms' in head
     assert columns.split()[:4] == ['time', 'published', 'confirmed', 'consumed']

@@ -141,7 +141,8 @@ async def test_closed_publisher_is_named(
     client: rbs.StreamsClient, stream: str, cls: Any, name: str | None, who: str
 ) -> None:
     publisher: Any = await client.publisher(stream, cls=cls, name=name)
-    assert repr(publisher) == f'<{cls.__name__} stream={stream!r} name={name!r}>'
+    shown = f'<{cls.__name__} stream={stream!r} name={name!r} '
+    assert repr(publisher) == shown + "state='open' unconfirmed=0 reconnects=0>"
     await publisher.close()
     with pytest.raises(
         rbs.PublisherError, match=exactly(f'publisher{who} of {stream!r} is closed')
