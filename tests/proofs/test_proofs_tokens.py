@@ -1,0 +1,20 @@
+"""The short version of the proof of tokens holds."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from proofs import tokens
+from tests.proofs.short_runs import Beds, beds, holds
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def make() -> Iterator[Beds]:
+    yield from beds(1)
+
+
+async def test_tokens_are_renewed(make: Beds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, 'LIFETIME', 8)  # the broker counts whole seconds
+    await holds(make, 'token', seconds=10)
