@@ -64,28 +64,19 @@ def merged(found: Mapping[Any, Any], carrier: Mapping[str, str]) -> dict[Any, An
     }
 
 
-def with_properties(message: Any, carrier: dict[str, str]) -> MessageCtx:
-    """Return a message that carries a context in its application properties.
+def carrying(section: str, message: Any, carrier: dict[str, str]) -> MessageCtx:
+    """Return a message that carries a context.
 
     The message of the program stays as it is; it is returned if it is malformed.
+
+    :param section: where it carries the context: `app_properties` or `annotations`.
     """
     if not isinstance(message, MessageCtx):
-        return MessageCtx(message, app_properties=carrier)
+        sections: dict[str, Any] = {section: carrier}
+        return MessageCtx(message, **sections)
     made = copy(message)
     try:
-        made.app_properties = merged(message.app_properties, carrier)
-    except Exception:  # the encoder says what is wrong, unless it sends what was received
-        return message
-    return made
-
-
-def with_annotations(message: Any, carrier: dict[str, str]) -> MessageCtx:
-    """The same in its message annotations."""
-    if not isinstance(message, MessageCtx):
-        return MessageCtx(message, annotations=carrier)
-    made = copy(message)
-    try:
-        made.annotations = merged(message.annotations, carrier)
+        setattr(made, section, merged(getattr(message, section), carrier))
     except Exception:  # the encoder says what is wrong, unless it sends what was received
         return message
     return made

@@ -57,17 +57,8 @@ class TracedPublisher(Publisher):
         self, messages: Any, timeout: float | None = None, *, progress: SendProgress | None = None
     ) -> int:
         """Like :meth:`Publisher.send_many`."""
-        progress = SendProgress() if progress is None else progress
         span = SendManySpan(self._spans, self._core, messages)
-        try:
-            count = await super().send_many(
-                await span.carried(messages), timeout, progress=progress
-            )
-        except BaseException as ex:
-            span.end(progress, ex)
-            raise
-        span.end(progress)
-        return count
+        return await span.call(super().send_many, messages, timeout, progress)
 
     def batch(self, message: Any) -> None:
         """Like :meth:`Publisher.batch`."""
@@ -75,17 +66,7 @@ class TracedPublisher(Publisher):
 
     async def flush(self, timeout: float | None = None) -> None:
         """Like :meth:`Publisher.flush`."""
-        count = queued(self)
-        if not count:
-            await super().flush(timeout)
-            return
-        span = self._spans.begin_flush(count, self._core)
-        try:
-            await super().flush(timeout)
-        except BaseException as ex:
-            self._spans.end_flush(span, ex)
-            raise
-        self._spans.end_flush(span)
+        await self._spans.flush(super().flush, timeout, queued(self), self._core)
 
 
 def queued(publisher: Publisher) -> int:
@@ -160,17 +141,8 @@ class TracedSuperStreamPublisher(SuperStreamPublisher):
         self, messages: Any, timeout: float | None = None, *, progress: SendProgress | None = None
     ) -> int:
         """Like :meth:`SuperStreamPublisher.send_many`."""
-        progress = SendProgress() if progress is None else progress
         span = SendManySpan(self._spans, None, messages)
-        try:
-            count = await super().send_many(
-                await span.carried(messages), timeout, progress=progress
-            )
-        except BaseException as ex:
-            span.end(progress, ex)
-            raise
-        span.end(progress)
-        return count
+        return await span.call(super().send_many, messages, timeout, progress)
 
     def batch(self, message: Any) -> None:
         """Like :meth:`SuperStreamPublisher.batch`."""
@@ -183,16 +155,7 @@ class TracedSuperStreamPublisher(SuperStreamPublisher):
     async def flush(self, timeout: float | None = None) -> None:
         """Like :meth:`SuperStreamPublisher.flush`."""
         count = sum(map(queued, self._publishers)) + len(self._held)
-        if not count:
-            await super().flush(timeout)
-            return
-        span = self._spans.begin_flush(count, None)
-        try:
-            await super().flush(timeout)
-        except BaseException as ex:
-            self._spans.end_flush(span, ex)
-            raise
-        self._spans.end_flush(span)
+        await self._spans.flush(super().flush, timeout, count, None)
 
 
 def of_passed(route: Route) -> Route:

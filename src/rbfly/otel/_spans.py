@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from ..streams._publish._core import PublisherCore
 
 Attributes = dict[str, str | int]
+Flush = Callable[[float | None], Awaitable[None]]
+SendMany = Callable[..., Awaitable[int]]  # the method of a publisher
 
 SYSTEM = 'messaging.system'
 OPERATION = 'messaging.operation.name'
@@ -221,17 +224,27 @@ class PublisherSpans:
         if link is not None:
             self._queued.append(link)
 
-    def begin_flush(self, count: int, core: PublisherCore | None) -> Span:
-        """Begin to send the messages of `batch`."""
+    async def flush(
+        self, flush: Flush, timeout: float | None, count: int, core: PublisherCore | None
+    ) -> None:
+        """Call `flush` in a span, unless it has no messages to send.
+
+        :param count: number of messages of `batch` whose outcome `flush` has not reported.
+        """
+        if not count:
+            await flush(timeout)
+            return
         links = [*self._queued]
         self._queued.clear()
         attributes = {**self._attributes_at(core, None), COUNT: count}
-        return self._start(SpanKind.CLIENT, attributes, links)
-
-    def end_flush(self, span: Span, error: BaseException | None = None) -> None:
-        if error is not None:
-            fail(span, error)
-        span.end()
+        span = self._start(SpanKind.CLIENT, attributes, links)
+        try:
+            await flush(timeout)
+        except BaseException as ex:
+            fail(span, ex)
+            raise
+        finally:
+            span.end()
 
 
 class SendManySpan:
@@ -257,8 +270,24 @@ class SendManySpan:
             self._carrier = self._kind(injected(set_span_in_context(self._span)))
         self._links = 0
 
-    def end(self, progress: object, error: BaseException | None = None) -> None:
-        """End it."""
+    async def call(
+        self,
+        send_many: SendMany,
+        messages: Any,
+        timeout: float | None,
+        progress: SendProgress | None,
+    ) -> int:
+        """Call `send_many` with messages that carry their context, and end the span."""
+        progress = SendProgress() if progress is None else progress
+        try:
+            count = await send_many(await self.carried(messages), timeout, progress=progress)
+        except BaseException as ex:
+            self._end(progress, ex)
+            raise
+        self._end(progress)
+        return count
+
+    def _end(self, progress: object, error: BaseException | None = None) -> None:
         span = self._span
         if isinstance(progress, SendProgress) and span.is_recording():
             span.set_attribute(COUNT, progress.taken)

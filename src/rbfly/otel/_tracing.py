@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType, new_class
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from .. import __version__
 from ..amqp._message import last_super_stream
 from ..error import ArgumentError, ArgumentTypeError
 from ..streams import MessageBatch, MessageCtx, Publisher, SuperStreamPublisher, get_message_ctx
-from ._carrier import extracted, origin_of, with_annotations, with_properties
+from ._carrier import carrying, extracted, origin_of
 from ._publishers import TracedPublisher, TracedSuperStreamPublisher
 from ._spans import (
     COUNT,
@@ -39,7 +40,10 @@ from ._spans import (
 T = TypeVar('T')
 
 SCHEMA = 'https://opentelemetry.io/schemas/1.44.0'
-WRITERS = {'properties': with_properties, 'annotations': with_annotations}
+WRITERS = {
+    'properties': partial(carrying, 'app_properties'),
+    'annotations': partial(carrying, 'annotations'),
+}
 
 
 class Tracing:
