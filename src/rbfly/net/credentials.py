@@ -39,7 +39,6 @@ class ProvidedLogin(Login):
 
     __slots__ = (
         '_asking',
-        '_due',
         '_due_by',
         '_mechanism',
         '_notify',
@@ -58,7 +57,6 @@ class ProvidedLogin(Login):
         self._mechanism = AuthMechanism.PLAIN
         # time of the event loop at which a connection needs other credentials
         self._due_by: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
-        self._due = inf  # time of the timer
         self._timer: asyncio.TimerHandle | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._notify: Callable[..., None] | None = None
