@@ -5,7 +5,7 @@ import copy
 import gc
 import inspect
 import pickle
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -14,8 +14,8 @@ from rbfly.streams import events
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests.inside import cluster_of, session_of
+from tests.next_event import HANG, find
 
-HANG = 20.0  # seconds; only a safeguard
 BASES = (
     rbs.Event,
     rbs.ConnectionEvent,
@@ -23,16 +23,6 @@ BASES = (
     rbs.PartitionEvent,
     rbs.GroupEvent,
 )
-E = TypeVar('E', bound=events.Event)
-
-
-async def find(found: events.Events, kind: type[E]) -> E:
-    """Return the next event of a kind."""
-    async with asyncio.timeout(HANG):
-        async for event in found:
-            if type(event) is kind:
-                return event
-    raise AssertionError(f'no {kind.__name__}')
 
 
 def queue_of(client: rbs.StreamsClient) -> list[object]:

@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -13,19 +13,9 @@ from rbfly.streams import events
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.fake_broker import FakeBroker, Step
+from tests.next_event import find
 
 SECRET = 'token-s3cr3t'
-HANG = 20.0  # seconds; only a safeguard
-E = TypeVar('E', bound=events.Event)
-
-
-async def find(found: events.Events, kind: type[E]) -> E:
-    """Return the next event of a kind."""
-    async with asyncio.timeout(HANG):
-        async for event in found:
-            if type(event) is kind:
-                return event
-    raise AssertionError(f'no {kind.__name__}')
 
 
 class Tokens:
