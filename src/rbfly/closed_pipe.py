@@ -10,7 +10,7 @@ def discard_output() -> None:
 
 
 def flush_output() -> None:
-    """Write what is left in the buffer of stdout; discard it if nobody reads it."""
+    """Flush the buffer of stdout; discard it if its reader has gone."""
     try:
         print(end='', flush=True)
     except BrokenPipeError:

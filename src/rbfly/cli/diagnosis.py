@@ -24,7 +24,7 @@ T = TypeVar('T')
 LIMIT = 5.0  # seconds for a request
 DELIVERY = 3.0  # seconds until a message arrives
 POLL = 0.5  # seconds between looks at offsets
-WATCH = 2.0  # seconds to look at what is published
+WATCH = 2.0  # seconds to watch whether messages are published
 WATCH_GROUP = 7.0  # the same with a group: RbFly stores offsets every 5 s
 AT_ONCE = 32  # partitions to ask for at once
 UNSET = 2**64 - 1  # stored by a group that begins with the first message
@@ -247,7 +247,7 @@ class Diagnosis:
             else:
                 self._add(Finding(check, 'ok', f'{address} can be reached'))
 
-    # -- what is in the stream
+    # -- the messages of the stream
 
     async def _check_streams(self, client: rbs.StreamsClient, streams: Sequence[str]) -> None:
         """Look at streams, wait, and look again."""

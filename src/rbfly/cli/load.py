@@ -52,7 +52,7 @@ class LoadSettings:
 
 @dataclass
 class Totals:
-    """What has passed through, since the start or in an interval.
+    """Counts of messages and their latencies, since the start or in an interval.
 
     :ivar seconds: length of the interval.
     """
@@ -66,7 +66,7 @@ class Totals:
     end_to_end: Histogram = field(default_factory=Histogram)
 
     def add(self, other: Totals) -> None:
-        """Add what has passed in an interval."""
+        """Add the counts and latencies of an interval."""
         self.seconds += other.seconds
         self.published += other.published
         self.confirmed += other.confirmed
@@ -91,8 +91,8 @@ def now() -> int:
 class Load:
     """One run.
 
-    :ivar interval: what has passed since :meth:`take` was last called.
-    :ivar totals: what has passed before.
+    :ivar interval: counts and latencies since :meth:`take` was last called.
+    :ivar totals: those before.
     :ivar start: when the first message is due.
     :ivar last_error: why messages were refused, or the run has ended early.
     :ivar failed: the run has ended early.
@@ -137,7 +137,7 @@ class Load:
         return found
 
     def rate(self, name: str) -> float:
-        """Return what has passed per second, without what was on its way at the end.
+        """Return messages per second, without those in flight at the end.
 
         :param name: `published`, `confirmed` or `consumed`.
         """

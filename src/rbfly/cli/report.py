@@ -72,7 +72,7 @@ class Table:
         live_table(load, Totals(), title)  # imports what it needs, before anything is measured
 
     def show(self, interval: Totals) -> None:
-        """Draw what has passed in the last interval, and since the start."""
+        """Draw the rates and latencies of the last interval, and those since the start."""
         self._live.start()
         self._live.update(live_table(self._load, interval, self._title), refresh=True)
 

@@ -35,7 +35,7 @@ class Wanted:
 
     :ivar limit: number of messages; None for no limit.
     :ivar values: filter values; none for all messages.
-    :ivar field: what has the filter value of a message.
+    :ivar field: name of the field that holds the filter value of a message.
     """
 
     range: Range
