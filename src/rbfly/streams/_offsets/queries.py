@@ -357,6 +357,11 @@ async def end_of_messages(cluster: Cluster, stream: str) -> int:
     return 0 if chunk is None else chunk.offset + chunk.records
 
 
+async def delivers_chunks(cluster: Cluster, stream: str) -> bool:
+    """Return whether the broker delivers any chunk of a stream, also one of stored offsets."""
+    return await counting.chunk_at(cluster, stream, Offset.FIRST, counting.ALL_CHUNKS) is not None
+
+
 def next_offset(stored: int | None) -> int:
     """Return the offset after a stored one; 0 for none, or for 2**64 - 1, which a group stores."""
     return 0 if stored is None else (stored + 1) % (OFFSET_MAX + 1)
