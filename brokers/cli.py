@@ -37,7 +37,7 @@ class UsageError(BrokerError):
     """Wrong arguments."""
 
 
-def parser(**options: Any) -> argparse.ArgumentParser:
+def parser(**options: Any) -> Parser:
     """The argument parser for up, down, status and exec."""
     main = Parser(
         prog='python -m brokers',
@@ -95,7 +95,7 @@ def parser(**options: Any) -> argparse.ArgumentParser:
     return main
 
 
-def exec_options() -> argparse.ArgumentParser:
+def exec_options() -> Parser:
     """The options of `exec`; a separate parser because they follow the kind."""
     parser = Parser(add_help=False, prog='brokers exec rabbitmq')
     parser.add_argument(

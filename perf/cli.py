@@ -27,7 +27,8 @@ examples:
   python -m perf report run.jsonl.xz         write doc/performance.rst
   python -m perf instructions                count the codec's instructions with valgrind
 
-Pass --uri, or set RBFLY_URI and RBFLY_KAFKA, to use running brokers; otherwise brokers are started on loopback.
+Pass --uri, or set RBFLY_URI and RBFLY_KAFKA, to use running brokers. Otherwise brokers are
+started on loopback.
 """
 
 
@@ -273,9 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     raise_on_sigterm()
     with naming(getattr(args, 'uri', None)):
-        return guarded(
-            'perf', lambda: int(args.func(args)), (CommandError, OSError), (UsageError,)
-        )
+        return guarded('perf', lambda: int(args.func(args)), (CommandError, OSError), (UsageError,))
 
 
 @contextlib.contextmanager

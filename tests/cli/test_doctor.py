@@ -226,7 +226,8 @@ def test_user_without_rights(own_broker: RabbitMQ, own_stream: str) -> None:
         own_broker.ctl('set_permissions', user, '', '', '^other$')
         uri = own_broker.uri.replace('guest:guest', f'{user}:password')
         found = doctor(uri, own_stream, '--watch', '0')
-        finding = check(found, 'rights', 'failed', 'permission')
+        finding = check(found, 'rights', 'failed')
+        assert re.search('no right|permission', finding['detail'])
         assert f'list_user_permissions {user}' in finding['advice']
         run_advice(own_broker, finding)
         own_broker.ctl('set_permissions', user, '', '', '.*')
@@ -358,10 +359,11 @@ def test_advertised_address_leads_to_another_node(memory: StreamBroker) -> None:
 
 @pytest.mark.broker
 def test_other_advertised_name_with_tls(own_broker: RabbitMQ, own_stream: str) -> None:
-    """The broker of the tests advertises `localhost` with TLS, but 127.0.0.1 for a leader."""
+    """With TLS, the broker of the tests advertises `localhost`, but RabbitMQ 4.0 a leader at
+    127.0.0.1."""
     assert own_broker.tls_uri is not None
     found = doctor(own_broker.tls_uri, own_stream, '--tls-ca', str(own_broker.ca_file))
-    check(found, 'advertised', 'ok', '127.0.0.1:', 'can be reached')
+    check(found, 'advertised', 'ok', 'can be reached')
 
 
 def test_broker_delivers_nothing(memory: StreamBroker) -> None:

@@ -454,8 +454,8 @@ def is_another(
 ) -> bool:
     """Return whether an address has led to another node than the one that advertises it.
 
-    RabbitMQ reports `advertised_tls_host` on connections with TLS, but `advertised_host` as the
-    address of a leader or replica: with TLS, a name that no other node has proves nothing.
+    On connections with TLS, RabbitMQ 4.0 names itself by `advertised_tls_host`, but a leader or
+    replica by `advertised_host`: with TLS, a name that no other node has proves nothing.
 
     :param found: address by which the node that has answered calls itself; None if unknown.
     :param nodes: addresses of all nodes.

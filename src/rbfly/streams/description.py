@@ -22,10 +22,10 @@ from ..record import Record
 from .health import Health, health_of, sorted_by_name
 from .metrics import Metrics, read_metrics
 
-COUNTS = (
-    'published confirmed refused resent unconfirmed consumed chunks reconnects bytes_written'
-    ' bytes_read last_confirm last_chunk'
-).split()  # metrics in the text, as sums of all streams
+COUNTS = [  # metrics in the text, as sums of all streams
+    *('published', 'confirmed', 'refused', 'resent', 'unconfirmed', 'consumed', 'chunks'),
+    *('reconnects', 'bytes_written', 'bytes_read', 'last_confirm', 'last_chunk'),
+]
 
 
 class ConnectionDescription(Record):

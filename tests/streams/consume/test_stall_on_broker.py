@@ -104,13 +104,14 @@ async def test_stored_offsets_alone_are_no_stall(
     monkeypatch.setattr(watchdog, 'SILENCE', 0.01)
     monkeypatch.setattr(watchdog, 'GRACE', 0.01)
     looked = asyncio.Event()
-    delivers_chunks = watchdog.delivers_chunks
+    has_message = watchdog.DeliveryWatchdog._has_message
 
-    async def look(*args: object) -> bool:
+    async def look(self: watchdog.DeliveryWatchdog) -> bool:
+        found = await has_message(self)
         looked.set()
-        return await delivers_chunks(*args)  # type: ignore[arg-type]
+        return found
 
-    monkeypatch.setattr(watchdog, 'delivers_chunks', look)
+    monkeypatch.setattr(watchdog.DeliveryWatchdog, '_has_message', look)
     async with rbs.streams_client(broker.uri) as client:
         await client.write_offset(stream, 'someone', 0)
         async with (
