@@ -7,7 +7,7 @@ import atexit
 import contextvars
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -75,7 +75,7 @@ class ClientThread:
 
         return self._start(run)
 
-    def _start(self, run: Callable[[], Any]) -> Call[Any]:
+    def _start(self, run: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
         with self._lock:
             if self._running is None:
                 self._running = RunningLoop(self._loop_factory)
@@ -125,7 +125,7 @@ class RunningLoop:
         self._thread = threading.Thread(target=self._run, name='rbfly.sync', daemon=True)
         self._thread.start()
 
-    def start(self, run: Callable[[], Any]) -> Call[Any]:
+    def start(self, run: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
         """Start a call; the caller makes sure that the loop is not stopped meanwhile."""
         if self.pid != os.getpid():
             raise EventLoopError(
@@ -137,7 +137,7 @@ class RunningLoop:
                 'a function that the client calls cannot use the client, which would wait for'
                 ' itself'
             )
-        call: Call[Any] = Call(self._loop, run)
+        call = Call(self._loop, run)
         self._calls.add(call)
         call.future.add_done_callback(lambda _: self._calls.discard(call))
         self._loop.call_soon_threadsafe(call.begin)
@@ -182,10 +182,12 @@ class Call(Generic[T]):
     :ivar future: its outcome.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, run: Callable[[], Any]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, run: Callable[[], Coroutine[Any, Any, T]]
+    ) -> None:
         self.future: Future[T] = Future()
         self._loop = loop
-        self._run: Callable[[], Any] | None = run
+        self._run: Callable[[], Coroutine[Any, Any, T]] | None = run
         self._context = contextvars.copy_context()  # of tracing, for example
         self._task: asyncio.Task[T] | None = None
 
