@@ -143,7 +143,7 @@ class Publisher:
 
 
 class Confirmation:
-    """The confirm of a message, which :meth:`Publisher.submit` returns."""
+    """The confirm of a message, which `submit` returns."""
 
     def __init__(self, thread: ClientThread, confirmation: AsyncConfirmation) -> None:
         self._thread = thread

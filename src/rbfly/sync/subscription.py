@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     Body = TypeVar('Body')
 
-RUN = 1_000  # messages that pass from the client's thread together, at most
+RUN = 10_000  # messages that pass from the client's thread together, at most
 
 
 class Subscription(Generic[Body]):
@@ -32,9 +32,9 @@ class Subscription(Generic[Body]):
     awaits has happened, and have its arguments and errors.  Several threads may iterate over a
     subscription: each message goes to one of them.  It ends with `close`, or at the end of `with`.
 
-    The iterations take up to 1,000 messages at a time from the client's thread.  These are finished
-    when the program asks for the next ones: with `commit='auto'`, a program that leaves before
-    receives all of them again.  `stop` ends the iteration after them.
+    The iterations take up to 10,000 messages at a time from the client's thread.  These are
+    finished when the program asks for the next ones: with `commit='auto'`, a program that leaves
+    before receives all of them again.  `stop` ends the iteration after them.
 
     :ivar stream: name of the stream or of the super stream.
     """
