@@ -47,6 +47,7 @@ nitpick_ignore_regex = [
     ('py:class', r'rbfly\.streams\.types\.ClientTracing'),
     ('py:class', 'MeterProvider'),  # OpenTelemetry's
     ('py:class', r'(rbfly\.(streams|sync)\.[\w.]+\.)?([FPT]|Body)'),  # type variables
+    ('py:class', r'rbfly\.sync\..*'),  # not indexed: its names are those of `rbfly.streams`
     # the keyword arguments of `rbfly.sync`, and the client that `run` passes on
     ('py:class', r'(Super)?SubscribeOptions|AsyncClient'),
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented

@@ -76,6 +76,8 @@ class ClientThread:
         return self._start(run)
 
     def _start(self, run: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
+        if self._running is not None:
+            self._running.check()  # a forked child must not wait for the lock
         with self._lock:
             if self._running is None:
                 self._running = RunningLoop(self._loop_factory)
@@ -87,12 +89,12 @@ class ClientThread:
 
         :param timeout: seconds after which the client is left as it is; None for no limit.
         """
-        with self._lock:
-            running = self._running
+        running = self._running
         if running is None:
             return
+        call = running.start(lambda: asyncio.wait_for(self._close(), timeout))
         try:
-            running.start(lambda: asyncio.wait_for(self._close(), timeout)).wait()
+            call.wait()
         finally:
             with self._lock:
                 if self._running is running:
@@ -127,6 +129,13 @@ class RunningLoop:
 
     def start(self, run: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
         """Start a call; the caller makes sure that the loop is not stopped meanwhile."""
+        self.check()
+        call = Call(self._loop, run, self._calls)
+        self._loop.call_soon_threadsafe(call.begin)
+        return call
+
+    def check(self) -> None:
+        """Check that this process and thread can call the loop."""
         if self.pid != os.getpid():
             raise EventLoopError(
                 'the client belongs to the process that has forked this one: create a client in'
@@ -137,11 +146,6 @@ class RunningLoop:
                 'a function that the client calls cannot use the client, which would wait for'
                 ' itself'
             )
-        call = Call(self._loop, run)
-        self._calls.add(call)
-        call.future.add_done_callback(lambda _: self._calls.discard(call))
-        self._loop.call_soon_threadsafe(call.begin)
-        return call
 
     def stop(self) -> None:
         """End the thread, and wait for that."""
@@ -157,7 +161,7 @@ class RunningLoop:
             finally:
                 self._loop.stop()
 
-        self._loop.call_soon_threadsafe(lambda: self._calls.add(Call(self._loop, end).begin()))
+        self._loop.call_soon_threadsafe(Call(self._loop, end, self._calls).begin)
 
     def _run(self) -> None:
         loop = self._loop
@@ -179,14 +183,20 @@ class RunningLoop:
 class Call(Generic[T]):
     """One call in the thread.
 
+    :param calls: all calls of the loop that have not ended.
     :ivar future: its outcome.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, run: Callable[[], Coroutine[Any, Any, T]]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        run: Callable[[], Coroutine[Any, Any, T]],
+        calls: set[Call[Any]],
     ) -> None:
         self.future: Future[T] = Future()
         self._loop = loop
+        self._calls = calls
+        calls.add(self)
         self._run: Callable[[], Coroutine[Any, Any, T]] | None = run
         self._context = contextvars.copy_context()  # of tracing, for example
         self._task: asyncio.Task[T] | None = None
@@ -211,13 +221,12 @@ class Call(Generic[T]):
 
     # -- in the thread
 
-    def begin(self) -> Call[T]:
+    def begin(self) -> None:
         """Start the task of the call."""
         run, self._run = self._run, None
         assert run is not None
         self._task = self._loop.create_task(run(), context=self._context)
         self._task.add_done_callback(self._on_done)
-        return self
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -225,6 +234,7 @@ class Call(Generic[T]):
 
     def _on_done(self, task: asyncio.Task[T]) -> None:
         self._task = None
+        self._calls.discard(self)
         if task.cancelled():
             self.fail()
         elif (error := task.exception()) is not None:
