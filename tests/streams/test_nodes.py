@@ -203,6 +203,6 @@ async def test_node_that_leaves_maintenance(nodes: Nodes, replicated: str) -> No
         await nodes.call('revive', drained)
         async with nodes.client(drained) as other, other.publisher(replicated) as publisher:
             await publisher.send(1)
-        async with asyncio.timeout(30):
-            while (await members(client, replicated))[0] != leader:
+        async with asyncio.timeout(30):  # no event announces that
+            while (await members(client, replicated))[0] != leader:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)

@@ -11,6 +11,7 @@ from ..error import ArgumentError, ArgumentTypeError
 from ..later import datetime
 from ..protocol.commands import Command, SaslAuthenticate
 
+
 class AuthMechanism(Enum):
     """SASL mechanism: a user and a password, the client certificate of the TLS connection, or the
     user that the broker has configured for anonymous clients."""
@@ -95,9 +96,7 @@ class Login:
             return text
         return text.replace(known.password, '***')
 
-    def use(
-        self, notify: Callable[..., None], delays: tuple[()] | tuple[float, float]
-    ) -> None:
+    def use(self, notify: Callable[..., None], delays: tuple[()] | tuple[float, float]) -> None:
         """Take what belongs to the client.
 
         :param notify: notifies its observers, see :meth:`.Observers.notify`.
