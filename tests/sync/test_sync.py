@@ -5,6 +5,7 @@ import contextlib
 import gc
 import inspect
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from rbfly.error import (
     EventLoopError,
     MessageTimeout,
     PublisherError,
+    RbFlyError,
     StreamDoesNotExist,
     SubscriptionError,
 )
@@ -442,6 +444,32 @@ def test_another_thread_closes_the_client(memory: StreamBroker) -> None:
     with pytest.raises(Exception, match=r'disconnected|closed'):
         next(subscription)
     closing.join(HANG)
+    assert threads() == []
+
+
+def test_several_threads_use_and_close_a_client(memory: StreamBroker, rng: random.Random) -> None:
+    """Each call works, or raises an error of RbFly; the client can be used afterwards."""
+    client = rbfly.sync.streams_client(memory.uri)
+    unexpected: list[BaseException] = []
+
+    def work(closes: list[bool]) -> None:
+        try:
+            for close in closes:
+                with contextlib.suppress(RbFlyError):
+                    client.close() if close else client.ping()
+        except BaseException as ex:
+            unexpected.append(ex)
+
+    plans = [[rng.random() < 0.3 for _ in range(30)] for _ in range(8)]
+    workers = [threading.Thread(target=work, args=(plan,)) for plan in plans]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(HANG)
+    assert not any(worker.is_alive() for worker in workers)
+    assert unexpected == []
+    assert client.ping() > 0
+    client.close()
     assert threads() == []
 
 

@@ -35,8 +35,9 @@ class ClientThread:
     ) -> None:
         self._close = close
         self._loop_factory = loop_factory
-        # Reentrant: a signal handler may call while its thread holds it.
+        # Reentrant: a signal handler may call while its thread holds them.
         self._lock = threading.RLock()
+        self._closing = threading.RLock()
         self._running: RunningLoop | None = None
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
@@ -89,17 +90,19 @@ class ClientThread:
 
         :param timeout: seconds after which the client is left as it is; None for no limit.
         """
-        running = self._running
-        if running is None:
-            return
-        call = running.start(lambda: asyncio.wait_for(self._close(), timeout))
-        try:
-            call.wait()
-        finally:
-            with self._lock:
-                if self._running is running:
+        if self._running is not None:
+            self._running.check()
+        with self._closing:  # another thread that closes waits until this one has closed
+            running = self._running
+            if running is None:
+                return
+            call = running.start(lambda: asyncio.wait_for(self._close(), timeout))
+            try:
+                call.wait()
+            finally:
+                with self._lock:
                     self._running = None
-            running.stop()
+                running.stop()
 
     def drop(self) -> None:
         """Do the same without waiting: the program has dropped its last reference."""
@@ -149,7 +152,8 @@ class RunningLoop:
 
     def stop(self) -> None:
         """End the thread, and wait for that."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with suppress(RuntimeError):  # a signal handler has ended it
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def stop_after(self, close: Callable[[], Awaitable[None]]) -> None:
