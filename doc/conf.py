@@ -46,7 +46,10 @@ nitpick_ignore_regex = [
     # the type of what `rbfly.otel.tracing` returns
     ('py:class', r'rbfly\.streams\.types\.ClientTracing'),
     ('py:class', 'MeterProvider'),  # OpenTelemetry's
-    ('py:class', r'(rbfly\.streams\.[\w.]+\.)?([FP]|Body)'),  # type variables
+    ('py:class', r'(rbfly\.(streams|sync)\.[\w.]+\.)?([FPT]|Body)'),  # type variables
+    ('py:class', r'rbfly\.sync\..*'),  # not indexed: its names are those of `rbfly.streams`
+    # the keyword arguments of `rbfly.sync`, and the client that `run` passes on
+    ('py:class', r'(Super)?SubscribeOptions|AsyncClient'),
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
     # the result of `publisher`, which programs await or enter at once
@@ -63,6 +66,10 @@ INTERNAL_CONSTRUCTORS = {
         'Subscription', 'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription',
     )
 }  # fmt: skip
+INTERNAL_CONSTRUCTORS |= {
+    f'rbfly.sync.{name}'
+    for name in ('Confirmation', 'Publisher', 'StreamsClient', 'Subscription', 'SuperStream')
+}
 
 
 def hide_constructor(

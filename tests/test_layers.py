@@ -45,7 +45,7 @@ LAYERS = {
         ['_pending', '_ring'],
         ['_frames'],
         ['_chunk', '_publish'],
-        ['_identity', '_batch'],
+        ['_atomic', '_identity', '_batch'],
         ['_cursor'],
         ['start', 'end'],
         ['_engine'],
@@ -72,6 +72,13 @@ LAYERS = {
         ['_consume'],
         ['_super_stream'],
         ['client', 'compat', '', '_client'],
+    ],
+    'rbfly.sync': [
+        ['thread', 'options'],
+        ['publisher', 'subscription'],
+        ['super_stream'],
+        ['client'],
+        [''],
     ],
     'rbfly.otel': [
         ['_carrier'],
@@ -108,7 +115,7 @@ LAYERS = {
     'rbfly._pyinstaller': [['', 'hook-rbfly']],
 }
 # The in-memory broker stands beside the client: it is higher in the table, but imports none of it.
-BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.otel', 'rbfly.streams')}
+BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.otel', 'rbfly.streams', 'rbfly.sync')}
 # Layers whose rows may import each other's modules within a row, but not in circles.
 OPEN = ('rbfly.streams',)
 # The height of each module; the modules of a package in a row have its height.

@@ -1,0 +1,205 @@
+"""Subscriptions for programs without asyncio."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from ..error import SubscriptionError, counted
+from ..streams import MessageBatch, MessageCtx
+from ..streams import Subscription as AsyncSubscription
+from ..streams import SuperStreamSubscription as AsyncSuperStreamSubscription
+from .thread import ClientThread
+
+if TYPE_CHECKING:
+    import typing_extensions  # `typing` has no `default` before Python 3.13
+
+    Body = typing_extensions.TypeVar('Body', default=Any)
+else:
+    Body = TypeVar('Body')
+
+RUN = 10_000  # messages that pass from the client's thread together, at most
+
+
+class Subscription(Generic[Body]):
+    """Iterates over the messages of a stream or a super stream; created by `client.subscribe(...)`.
+
+    `for` yields bodies, `messages` contexts, `batches` many bodies at once; `fetch` returns the
+    bodies that have arrived.  The methods block until what :class:`rbfly.streams.Subscription`
+    awaits has happened, and have its arguments and errors.  Several threads may iterate over a
+    subscription: each message goes to one of them.  It ends with `close`, or at the end of `with`.
+
+    The iterations take up to 10,000 messages at a time from the client's thread.  These are
+    finished when the program asks for the next ones: with `commit='auto'`, a program that leaves
+    before receives all of them again.  `stop` ends the iteration after them.
+
+    :ivar stream: name of the stream or of the super stream.
+    """
+
+    def __init__(
+        self,
+        client: object,
+        thread: ClientThread,
+        subscribe: Callable[[], AsyncSubscription[Body] | AsyncSuperStreamSubscription[Body]],
+    ) -> None:
+        self._client = client  # keeps the client open
+        self._thread = thread
+        self._subscription = thread.ask(subscribe)
+        self.stream: str = self._subscription.stream
+        self._lock = threading.RLock()  # reentrant for signal handlers
+        self._batch: MessageBatch[Body] | None = None  # None before the first, and at the end
+        self._bodies: Iterator[Body] = iter(())  # those of the batch that are left
+        self._received: dict[str, int] = {}  # offset of the last message before the batch
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f'<sync {self._subscription!r}>'
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._subscription.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.call(self._subscription.__aexit__, kind, error, traceback)
+
+    def open(self) -> None:
+        """Wait until the broker has accepted the subscription."""
+        self._thread.call(self._subscription.open)
+
+    def close(self) -> None:
+        """End the subscription, and the iteration of any thread that waits for a message."""
+        self._thread.call(self._subscription.close)
+
+    def stop(self) -> None:
+        """End the iteration when the program has finished the messages at hand.
+
+        A signal handler may call it.
+        """
+        self._thread.ask(self._subscription.stop)
+
+    @property
+    def active(self) -> bool | tuple[str, ...]:
+        """Whether the broker delivers messages; of a super stream, the partitions that it does."""
+        return self._thread.ask(lambda: self._subscription.active)
+
+    @property
+    def position(self) -> int | dict[str, int | None] | None:
+        """Offset of the next message that the client's thread has not passed on, or a lower one; of
+        a super stream, by partition."""
+        return self._thread.ask(lambda: self._subscription.position)
+
+    # -- messages
+
+    def __iter__(self) -> Iterator[Body]:
+        return self
+
+    def __next__(self) -> Body:
+        for body in self._bodies:
+            return body
+        with self._lock:
+            while self._fill():
+                for body in self._bodies:
+                    return body
+        raise StopIteration
+
+    def messages(self) -> Iterator[MessageCtx[Body]]:
+        """Iterate over the contexts of messages, not only their bodies."""
+        while (message := self._next_message()) is not None:
+            yield message
+
+    def batches(
+        self, max_messages: int | None = None, *, max_wait: float | None = None
+    ) -> Iterator[MessageBatch[Body]]:
+        """Iterate over batches: one call for all messages of a chunk, or of several.
+
+        :raises SubscriptionError: messages of another iteration are left.
+        """
+        source = self._subscription.batches(max_messages, max_wait=max_wait)
+        while (batch := self._receive(lambda: anext(source, None))) is not None:
+            yield batch
+
+    def fetch(
+        self, max_messages: int | None = None, timeout: float | None = None
+    ) -> MessageBatch[Body]:
+        """Return the messages that have arrived; wait if there are none.
+
+        :raises SubscriptionError: messages of another iteration are left.
+        """
+        batch = self._receive(lambda: self._subscription.fetch(max_messages, timeout))
+        assert batch is not None
+        return batch
+
+    def commit(self, offset: int | Mapping[str, int] | None = None) -> None:
+        """Store how far the program has processed the stream, with `commit='manual'`.
+
+        :param offset: offset of the last processed message; of a super stream, by partition.  None
+            for everything that the iterations and `fetch` have returned to the program.
+        """
+        with self._lock:
+            if offset is not None:
+                self._thread.call(self._subscription.commit, offset)  # type: ignore[arg-type]
+                return
+            found = {**self._received, **self._last()}
+            if not found:
+                return
+            if isinstance(self._subscription, AsyncSuperStreamSubscription):
+                self._thread.call(self._subscription.commit, found)
+            else:
+                self._thread.call(self._subscription.commit, *found.values())
+            self._received.clear()
+
+    def _next_message(self) -> MessageCtx[Body] | None:
+        with self._lock:
+            while True:
+                for _ in self._bodies:
+                    assert self._batch is not None
+                    return self._batch.context(self._taken - 1)
+                if not self._fill():
+                    return None
+
+    @property
+    def _taken(self) -> int:
+        """Number of messages of the batch that the program has received."""
+        count = 0 if self._batch is None else len(self._batch)
+        return count - operator.length_hint(self._bodies)
+
+    def _last(self) -> dict[str, int]:
+        """Return the offset of the last message of the batch that the program has received."""
+        batch, taken = self._batch, self._taken
+        if batch is None or batch.stream is None or not taken:
+            return {}
+        return {batch.stream: batch.offsets[taken - 1]}
+
+    def _fill(self) -> bool:
+        """Wait for messages, if none are left; return False after the last one."""
+        if operator.length_hint(self._bodies) or self._ended:
+            return not self._ended
+        self._thread.call(self._pass, lambda: anext(self._subscription.batches(RUN), None), False)
+        return not self._ended
+
+    def _receive(self, source: Callable[[], Any]) -> MessageBatch[Body] | None:
+        """Wait for a batch, which the program receives as a whole; None after the last one."""
+        with self._lock:
+            if left := operator.length_hint(self._bodies):
+                raise SubscriptionError(
+                    f'{counted(left, "message")} of an iteration over this subscription are left:'
+                    ' receive them first'
+                )
+            self._thread.call(self._pass, source, True)
+            return self._batch
+
+    async def _pass(self, source: Callable[[], Any], whole: bool) -> None:
+        """Keep a batch for the program, in the client's thread: an interrupt loses nothing."""
+        batch = await source()
+        self._received.update(self._last())
+        self._ended = batch is None
+        self._batch = batch
+        self._bodies = iter(()) if whole or batch is None else iter(batch)

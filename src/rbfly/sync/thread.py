@@ -1,0 +1,262 @@
+"""The thread in which the event loop of a client runs, and calls from other threads."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import Any, Generic, ParamSpec, TypeVar
+from weakref import WeakSet
+
+from ..error import EventLoopError, RbFlyError, StreamConnectionError
+
+P = ParamSpec('P')
+T = TypeVar('T')
+
+EXIT = 10.0  # seconds for each client that the program has not closed when it exits
+
+
+class ClientThread:
+    """Runs the calls of one client in a thread of its own, which starts with the first call.
+
+    :param close: closes the asynchronous client.
+    :param loop_factory: creates the event loop.
+    """
+
+    def __init__(
+        self,
+        close: Callable[[], Awaitable[None]],
+        loop_factory: Callable[[], asyncio.AbstractEventLoop],
+    ) -> None:
+        self._close = close
+        self._loop_factory = loop_factory
+        # Reentrant: a signal handler may call while its thread holds them.
+        self._lock = threading.RLock()
+        self._closing = threading.RLock()
+        self._running: RunningLoop | None = None
+
+    def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
+        """Call an async function in the thread, and wait for its result.
+
+        An interrupt, such as KeyboardInterrupt, cancels the call, and is raised when it has ended.
+
+        :raises EventLoopError: the thread cannot run the call, see `start`.
+        :raises StreamConnectionError: the client was closed meanwhile.
+        """
+
+        async def run() -> T:
+            return await function(*args, **options)
+
+        return self._start(run).wait()
+
+    def ask(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Call a function that is not async in the thread, and return its result."""
+
+        async def run() -> T:
+            return function(*args, **options)
+
+        return self._start(run).wait()
+
+    def start(
+        self, function: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs
+    ) -> Call[T]:
+        """Call an async function in the thread without waiting.
+
+        :raises EventLoopError: the thread belongs to the process that has forked this one, or it
+            makes this call itself, and would wait for itself.
+        """
+
+        async def run() -> T:
+            return await function(*args, **options)
+
+        return self._start(run)
+
+    def _start(self, run: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
+        if self._running is not None:
+            self._running.check()  # a forked child must not wait for the lock
+        with self._lock:
+            if self._running is None:
+                self._running = RunningLoop(self._loop_factory)
+                LIVE.add(self)
+            return self._running.start(run)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close the client and end the thread, if it runs.
+
+        :param timeout: seconds after which the client is left as it is; None for no limit.
+        """
+        if self._running is not None:
+            self._running.check()
+        with self._closing:  # another thread that closes waits until this one has closed
+            running = self._running
+            if running is None:
+                return
+            call = running.start(lambda: asyncio.wait_for(self._close(), timeout))
+            try:
+                call.wait()
+            finally:
+                with self._lock:
+                    self._running = None
+                running.stop()
+
+    def drop(self) -> None:
+        """Do the same without waiting: the program has dropped its last reference."""
+        running, self._running = self._running, None
+        if running is not None and running.pid == os.getpid():
+            running.stop_after(self._close)
+
+    def at_exit(self) -> None:
+        """Close the client when the program exits."""
+        if self._running is not None and self._running.pid == os.getpid():
+            with suppress(RbFlyError, OSError, TimeoutError):
+                self.close(EXIT)
+
+
+class RunningLoop:
+    """An event loop in a thread.
+
+    :ivar pid: process of the thread.
+    """
+
+    def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self.pid: int = os.getpid()
+        self._calls: set[Call[Any]] = set()
+        self._loop = loop_factory()
+        self._thread = threading.Thread(target=self._run, name='rbfly.sync', daemon=True)
+        self._thread.start()
+
+    def start(self, run: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
+        """Start a call; the caller makes sure that the loop is not stopped meanwhile."""
+        self.check()
+        call = Call(self._loop, run, self._calls)
+        self._loop.call_soon_threadsafe(call.begin)
+        return call
+
+    def check(self) -> None:
+        """Check that this process and thread can call the loop."""
+        if self.pid != os.getpid():
+            raise EventLoopError(
+                'the client belongs to the process that has forked this one: create a client in'
+                ' each process, after the fork'
+            )
+        if self._thread.ident == threading.get_ident():
+            raise EventLoopError(
+                'a function that the client calls cannot use the client, which would wait for'
+                ' itself'
+            )
+
+    def stop(self) -> None:
+        """End the thread, and wait for that."""
+        with suppress(RuntimeError):  # a signal handler has ended it
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def stop_after(self, close: Callable[[], Awaitable[None]]) -> None:
+        """End the thread after closing the client; do not wait."""
+
+        async def end() -> None:
+            try:
+                await close()
+            finally:
+                self._loop.stop()
+
+        self._loop.call_soon_threadsafe(Call(self._loop, end, self._calls).begin)
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+            for call in list(self._calls):
+                call.fail()
+
+
+class Call(Generic[T]):
+    """One call in the thread.
+
+    :param calls: all calls of the loop that have not ended.
+    :ivar future: its outcome.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        run: Callable[[], Coroutine[Any, Any, T]],
+        calls: set[Call[Any]],
+    ) -> None:
+        self.future: Future[T] = Future()
+        self._loop = loop
+        self._calls = calls
+        calls.add(self)
+        self._run: Callable[[], Coroutine[Any, Any, T]] | None = run
+        self._context = contextvars.copy_context()  # of tracing, for example
+        self._task: asyncio.Task[T] | None = None
+
+    def wait(self) -> T:
+        """Wait for the result; an interrupt cancels the call."""
+        future = self.future
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():  # interrupted
+                self.cancel()
+            raise
+        finally:
+            del future, self  # the traceback of an error refers to this frame
+
+    def cancel(self) -> None:
+        """Cancel the call, and wait until it has ended."""
+        with suppress(RuntimeError):  # the loop is closed: the call has ended
+            self._loop.call_soon_threadsafe(self._cancel)
+        wait([self.future])
+
+    # -- in the thread
+
+    def begin(self) -> None:
+        """Start the task of the call."""
+        run, self._run = self._run, None
+        assert run is not None
+        self._task = self._loop.create_task(run(), context=self._context)
+        self._task.add_done_callback(self._on_done)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _on_done(self, task: asyncio.Task[T]) -> None:
+        self._task = None
+        self._calls.discard(self)
+        if task.cancelled():
+            self.fail()
+        elif (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
+
+    def fail(self) -> None:
+        """End a call that was cancelled, or never began."""
+        if not self.future.done():
+            self.future.set_exception(StreamConnectionError('the client was closed'))
+
+
+LIVE: WeakSet[ClientThread] = WeakSet()  # those whose threads have started
+
+
+@atexit.register
+def close_all() -> None:
+    """Close the clients that the program has not closed."""
+    for item in list(LIVE):
+        item.at_exit()

@@ -1,0 +1,605 @@
+"""The client for programs without asyncio."""
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, assert_type, get_type_hints
+from uuid import uuid4
+
+import pytest
+
+import rbfly.sync
+from rbfly import streams as rbs
+from rbfly.error import (
+    AMQPEncoderError,
+    ArgumentError,
+    ArgumentTypeError,
+    ConfirmTimeout,
+    EventLoopError,
+    MessageTimeout,
+    PublisherError,
+    RbFlyError,
+    StreamDoesNotExist,
+    SubscriptionError,
+)
+from rbfly.sync import options as kinds
+from rbfly.sync.thread import Call
+from rbfly.testing import StreamBroker
+
+HANG = 20.0  # seconds; only a safeguard
+FIRST = rbs.Offset.FIRST
+
+
+@pytest.fixture
+def client(broker_uri: str) -> Iterator[rbfly.sync.StreamsClient]:
+    with rbfly.sync.streams_client(broker_uri) as client:
+        yield client
+
+
+@pytest.fixture
+def super_stream(client: rbfly.sync.StreamsClient) -> Iterator[rbfly.sync.SuperStream]:
+    found = client.super_stream(f'super-{uuid4().hex[:12]}')
+    found.create(partitions=3)
+    yield found
+    found.delete()
+
+
+@pytest.fixture
+def memory() -> Iterator[StreamBroker]:
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        yield broker
+
+
+def read(client: rbfly.sync.StreamsClient, stream: str) -> list[Any]:
+    with client.subscribe(stream, offset=FIRST, until='now') as subscription:
+        return list(subscription)
+
+
+def threads() -> list[threading.Thread]:
+    return [item for item in threading.enumerate() if item.name == 'rbfly.sync']
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait, without an event to wait for."""
+    pause = threading.Event()
+    for _ in range(int(HANG * 100)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError('it did not become true')
+
+
+# -- streams
+
+
+def test_streams_and_offsets(client: rbfly.sync.StreamsClient) -> None:
+    name = f'test-{uuid4()}'
+    assert not client.stream_exists(name)
+    client.create_stream(name, max_length_bytes=10**8)
+    assert client.stream_exists(name)
+    with client.publisher(name) as publisher:
+        publisher.send_many(range(10))
+    assert client.stream_stats(name).first_chunk_id == 0
+    assert client.resolve_offset(name, FIRST) == 0
+    assert client.read_offset(name, 'me') is None
+    client.write_offset(name, 'me', 3, wait=True)
+    assert (client.read_offset(name, 'me'), client.lag(name, 'me')) == (3, 6)
+    client.delete_stream(name)
+    with pytest.raises(StreamDoesNotExist), client.subscribe(name):
+        pass
+
+
+def test_state_of_the_client(client: rbfly.sync.StreamsClient) -> None:
+    assert not client.connected
+    assert client.ping() > 0
+    assert client.connected
+    assert client.health().ok
+    assert 'rabbitmq-stream://' in str(client.describe())
+    assert client.metrics().published == 0
+    assert 'version' in client.server_properties
+    assert repr(client).startswith('<sync <StreamsClient')
+
+
+def test_client_can_be_used_again(broker_uri: str, stream: str) -> None:
+    client = rbfly.sync.streams_client(broker_uri)
+    for _ in range(2):
+        with client:
+            client.publisher(stream).send(b'x')
+            assert client.connected
+        assert not client.connected
+    client.close()
+    assert read(client, stream) == [b'x', b'x']
+    client.close()
+
+
+def test_asynchronous_client(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    async def work(inner: rbs.StreamsClient) -> int:
+        async with inner.publisher(stream) as publisher:
+            return await publisher.send_many(range(5))
+
+    assert_type(client.run(work), int)
+    assert read(client, stream) == [*range(5)] * 1
+
+
+# -- publishing
+
+
+def test_publish(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    with client.publisher(stream, name='shop') as publisher:
+        assert (publisher.name, publisher.stream, publisher.next_publish_id) == ('shop', stream, 1)
+        publisher.send(0)
+        assert publisher.send_many([1, 2]) == 2
+        assert publisher.send_many(range(3, 5)) == 2
+        assert publisher.send_many(i for i in range(5, 3005)) == 3000
+        publisher.send_atomic([3005, 3006])
+        publisher.send_atomic(i for i in (3007, 3008))
+        confirmation = publisher.submit(3009)
+        confirmation.result()
+        assert confirmation.done()
+        publisher.batch(3010)
+        publisher.flush()
+        publisher.batch(3011)
+        assert publisher.unconfirmed == 1
+        assert publisher.capacity == 9_999
+    assert read(client, stream) == [*range(3012)]
+    with pytest.raises(PublisherError, match='closed'):
+        publisher.send(0)
+
+
+def test_errors_of_publishing(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    wrong: list[Any] = [b'0', b'1', object()]
+    with client.publisher(stream) as publisher:
+        with pytest.raises(AMQPEncoderError):
+            publisher.send(object())  # type: ignore[arg-type]
+        with pytest.raises(ArgumentTypeError, match='not a single str'):
+            publisher.send_many('text')
+        with pytest.raises(ArgumentError, match='at most 65,535'):
+            publisher.send_atomic(b'' for _ in range(100_000))
+        with pytest.raises(AMQPEncoderError) as caught:
+            publisher.send_many(iter(wrong))
+        assert getattr(caught.value, 'index', None) == 2
+    assert read(client, stream) == [b'0', b'1']
+
+
+def test_iterator_runs_in_the_calling_thread(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    """It may use the client, e.g. to copy a stream, and what belongs to its thread."""
+    seen = set()
+
+    def bodies() -> Iterator[Any]:
+        for i in range(2500):
+            seen.add(threading.get_ident())
+            yield i
+        yield client.stream_exists(stream)
+
+    with client.publisher(stream) as publisher:
+        assert publisher.send_many(bodies()) == 2501
+    assert seen == {threading.get_ident()}
+    assert read(client, stream) == [*range(2500), True]
+
+
+def test_iterator_that_fails(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    progress = rbs.SendProgress()
+    with client.publisher(stream) as publisher:
+        with pytest.raises(ZeroDivisionError) as caught:
+            publisher.send_many((6 // (3 - i) for i in range(10)), progress=progress)
+        note = 'raised by the iterator given to send_many, after 3 messages'
+        assert caught.value.__notes__ == [note]
+        assert progress.confirmed == 3
+    assert read(client, stream) == [2, 3, 6]
+
+
+def test_threads_share_a_publisher(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    def work(number: int) -> None:
+        for i in range(50):
+            publisher.send([number, i])
+
+    with client.publisher(stream) as publisher:
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(10)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(HANG)
+    found = read(client, stream)
+    for number in range(10):
+        assert [i for n, i in found if n == number] == [*range(50)]
+
+
+def test_failed_block_closes_the_publisher(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    def work() -> None:
+        with client.publisher(stream) as publisher:
+            publisher.batch(b'x')
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert read(client, stream) == [b'x']
+
+
+def test_confirm_that_is_late(memory: StreamBroker) -> None:
+    with rbfly.sync.streams_client(memory.uri) as client, client.publisher('orders') as publisher:
+        memory.withhold_confirms()
+        confirmation = publisher.submit(b'x')
+        with pytest.raises(ConfirmTimeout):
+            confirmation.result(0.01)
+        assert not confirmation.done()
+        with pytest.raises(ConfirmTimeout):
+            publisher.send(b'y', timeout=0.01)
+        memory.heal()
+        confirmation.result()
+
+
+# -- subscriptions
+
+
+def test_iterations_continue_each_other(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    with client.publisher(stream) as publisher:
+        publisher.send_many(range(3000))
+    with client.subscribe(stream, offset=FIRST, until='now') as subscription:
+        found = []
+        for body in subscription:
+            found.append(body)
+            if len(found) == 10:
+                break
+        for message in subscription.messages():
+            assert message.stream_offset == message.body
+            found.append(message.body)
+            if len(found) == 20:
+                break
+        with pytest.raises(SubscriptionError, match='are left'):
+            subscription.fetch()
+        with pytest.raises(SubscriptionError, match='are left'):
+            next(subscription.batches())
+        found += subscription
+        assert found == [*range(3000)]
+        assert list(subscription) == []
+
+
+def test_batches_and_fetch(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    with client.publisher(stream) as publisher:
+        publisher.send_many(range(100))
+    with client.subscribe(stream, offset=FIRST, until='now') as subscription:
+        found = [*subscription.fetch(10)]
+        assert len(found) == 10
+        for batch in subscription.batches(7):
+            assert len(batch) <= 7
+            found += batch
+        assert found == [*range(100)]
+    with client.subscribe(stream) as subscription:
+        assert len(subscription.fetch(timeout=0)) == 0
+    with client.subscribe(stream, timeout=0.01) as subscription:
+        with pytest.raises(MessageTimeout):
+            next(subscription)
+        client.publisher(stream).send(b'x')
+        assert next(subscription) == b'x'
+
+
+def test_types_of_bodies(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    with client.subscribe(stream, offset=FIRST, until='now', amqp=False) as raw:
+        assert_type(raw, rbfly.sync.Subscription[bytes])
+        assert list(raw) == []
+
+
+def test_commit_covers_what_the_program_has_received(
+    client: rbfly.sync.StreamsClient, stream: str
+) -> None:
+    with client.publisher(stream) as publisher:
+        publisher.send_many(range(5000))
+    tracking = rbs.OffsetTracking('me', manual=True)
+    with client.subscribe(stream, offset=FIRST, until='now', commit=tracking) as subscription:
+        subscription.commit()
+        assert client.read_offset(stream, 'me') is None
+        for last in (0, 9, 1500):  # not the whole batch that has arrived
+            while next(subscription) != last:
+                pass
+            subscription.commit()
+            assert client.read_offset(stream, 'me') == last
+        subscription.commit(1400)
+        assert client.read_offset(stream, 'me') == 1400
+        assert len(list(subscription)) == 3499
+        subscription.commit()
+        assert client.read_offset(stream, 'me') == 4999
+
+
+def test_automatic_commit(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    with client.publisher(stream) as publisher:
+        publisher.send_many(range(1500))
+    options: Any = {'until': 'now', 'commit': rbs.OffsetTracking('workers')}
+    with client.subscribe(stream, offset=FIRST, **options) as subscription:
+        assert len(list(subscription)) == 1500
+    assert client.read_offset(stream, 'workers') == 1499
+    with client.publisher(stream) as publisher:
+        publisher.send_many(range(1500, 1510))
+    options['offset'] = rbs.Offset.reference('workers')
+    with client.subscribe(stream, **options) as subscription:
+        assert next(subscription) == 1500
+    with client.subscribe(stream, **options) as subscription:  # leaving repeats what was at hand
+        assert list(subscription) == [*range(1500, 1510)]
+
+
+def test_stop_ends_the_iteration(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    with client.publisher(stream) as publisher:
+        publisher.send_many(range(10))
+    with client.subscribe(stream, offset=FIRST) as subscription:
+        assert subscription.position is None
+        assert subscription.active
+        assert next(subscription) == 0
+        stopper = threading.Timer(0.05, subscription.stop)
+        stopper.start()
+        assert list(subscription) == [*range(1, 10)]
+        stopper.join()
+
+
+def test_threads_share_a_subscription(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    with client.publisher(stream) as publisher:
+        publisher.send_many(range(5000))
+    with client.subscribe(stream, offset=FIRST, until='now') as subscription:
+        found: list[list[int]] = [[], [], [], []]
+        workers = [threading.Thread(target=part.extend, args=(subscription,)) for part in found]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(HANG)
+    assert sorted(i for part in found for i in part) == [*range(5000)]
+    assert all(part == sorted(part) for part in found)
+
+
+# -- super streams
+
+
+def test_super_stream(
+    client: rbfly.sync.StreamsClient, super_stream: rbfly.sync.SuperStream
+) -> None:
+    assert super_stream.exists()
+    assert len(super_stream.partitions()) == 3
+    with super_stream.publisher(route=rbs.by_hash(str)) as publisher:
+        publisher.send_many(range(500))
+        publisher.send_atomic([1, 1, 1])
+        with pytest.raises(ArgumentError, match='belong to one partition'):
+            publisher.send_atomic(range(20))
+    tracking = rbs.OffsetTracking('me', manual=True)
+    with super_stream.subscribe(offset=FIRST, until='now', commit=tracking) as subscription:
+        assert sorted(subscription) == sorted([*range(500), 1, 1, 1])
+        subscription.commit()
+    offsets = super_stream.read_offset('me')
+    assert sum(offset + 1 for offset in offsets.values() if offset is not None) == 503
+    assert {*super_stream.lag('me').values()} == {0}
+    super_stream.write_offset('me', dict.fromkeys(offsets, 0), wait=True)
+    assert {*super_stream.read_offset('me').values()} == {0}
+
+
+# -- interrupts, processes, threads
+
+
+def is_calling() -> bool:
+    """Return whether the main thread waits for the client."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code is Call.wait.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextlib.contextmanager
+def interrupted(ready: Callable[[], bool]) -> Iterator[None]:
+    """Interrupt the main thread once a condition holds."""
+
+    def interrupt() -> None:
+        wait_until(ready)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        thread.start()
+        yield
+    thread.join()
+
+
+def test_interrupt_leaves_the_client_usable(memory: StreamBroker) -> None:
+    with (
+        rbfly.sync.streams_client(memory.uri) as client,
+        client.publisher('orders') as publisher,
+        client.subscribe('orders') as subscription,
+    ):
+        with interrupted(is_calling):
+            next(subscription)
+        memory.withhold_confirms()
+        with interrupted(lambda: publisher.unconfirmed == 1 and is_calling()):
+            publisher.send(b'a')
+        memory.heal()
+        publisher.send(b'b')
+        assert [next(subscription), next(subscription)] == [b'a', b'b']
+
+
+def test_interrupt_while_an_iterator_waits(memory: StreamBroker) -> None:
+    waiting = threading.Event()
+
+    def bodies() -> Iterator[bytes]:
+        yield b'a'
+        waiting.set()
+        threading.Event().wait()
+
+    with rbfly.sync.streams_client(memory.uri) as client, client.publisher('orders') as publisher:
+        with interrupted(waiting.is_set):
+            publisher.send_many(bodies())
+        publisher.send(b'b')
+    assert memory.messages('orders') == [b'b']
+
+
+def test_another_thread_closes_the_client(memory: StreamBroker) -> None:
+    client = rbfly.sync.streams_client(memory.uri)
+    subscription = client.subscribe('orders')
+    subscription.open()
+    closing = threading.Timer(0.05, client.close)
+    closing.start()
+    with pytest.raises(Exception, match=r'disconnected|closed'):
+        next(subscription)
+    closing.join(HANG)
+    assert threads() == []
+
+
+def test_several_threads_use_and_close_a_client(memory: StreamBroker, rng: random.Random) -> None:
+    """Each call works, or raises an error of RbFly; the client can be used afterwards."""
+    client = rbfly.sync.streams_client(memory.uri)
+    unexpected: list[BaseException] = []
+
+    def work(closes: list[bool]) -> None:
+        try:
+            for close in closes:
+                with contextlib.suppress(RbFlyError):
+                    client.close() if close else client.ping()
+        except BaseException as ex:
+            unexpected.append(ex)
+
+    plans = [[rng.random() < 0.3 for _ in range(30)] for _ in range(8)]
+    workers = [threading.Thread(target=work, args=(plan,)) for plan in plans]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(HANG)
+    assert not any(worker.is_alive() for worker in workers)
+    assert unexpected == []
+    assert client.ping() > 0
+    client.close()
+    assert threads() == []
+
+
+def test_functions_of_the_program_cannot_call_the_client(memory: StreamBroker) -> None:
+    def filter_value(message: Any) -> str:
+        own.ping()
+        raise AssertionError
+
+    with (
+        rbfly.sync.streams_client(memory.uri) as own,
+        own.publisher('orders', filter_extract=filter_value) as publisher,
+        pytest.raises(EventLoopError, match='would wait for itself'),
+    ):
+        publisher.send(b'x')
+
+
+async def test_within_a_running_event_loop(memory: StreamBroker) -> None:
+    """As any blocking call, it blocks the loop: a notebook runs its cells in one."""
+    with rbfly.sync.streams_client(memory.uri) as client:
+        client.publisher('orders').send(b'x')
+    assert memory.messages('orders') == [b'x']
+
+
+def test_objects_that_are_dropped_leave_no_thread(memory: StreamBroker) -> None:
+    client = rbfly.sync.streams_client(memory.uri)
+    publisher, subscription = client.publisher('orders'), client.subscribe('orders')
+    publisher.send(b'x')
+    subscription.open()
+    del client
+    publisher.send(b'x')  # it keeps the client
+    assert len(threads()) == 1
+    del publisher, subscription
+    gc.collect()
+    wait_until(lambda: not threads() and not memory.connections)
+
+
+def test_client_that_was_never_used_has_no_thread() -> None:
+    client = rbfly.sync.streams_client('rabbitmq-stream://localhost')
+    client.close()
+    assert threads() == []
+
+
+PROGRAM = """
+import os, sys
+import rbfly.sync
+from rbfly.error import EventLoopError
+client = rbfly.sync.streams_client(sys.argv[1])
+publisher = client.publisher('orders')
+publisher.send(b'parent')
+"""
+FORKED = """
+child = os.fork()
+if child == 0:
+    try:
+        publisher.send(b'child')
+    except EventLoopError as ex:
+        assert 'create a client in each process' in str(ex)
+        sys.exit(0)
+    sys.exit(1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+UNUSED = """
+client.close()
+if os.fork() == 0:
+    with client:
+        client.publisher('orders').send(b'child')
+    sys.exit(0)
+assert os.wait()[1] == 0
+"""
+
+
+@pytest.mark.parametrize('rest', ['', FORKED, UNUSED, 'raise SystemExit', 'memory = [client]'])
+def test_program_ends(memory: StreamBroker, rest: str) -> None:
+    """It ends without a hang and in order, although it closes nothing."""
+    command = [sys.executable, '-c', PROGRAM + rest, memory.uri]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+    assert memory.messages('orders') == [b'parent'] + [b'child'] * (rest is UNUSED)
+    wait_until(lambda: not memory.connections)
+
+
+def test_broker_that_does_not_answer_at_the_end(memory: StreamBroker) -> None:
+    program = PROGRAM.replace('argv[1])', 'argv[1], close_timeout=0.1)')
+    program += '\nprint("ready", flush=True)\nsys.stdin.readline()\n'
+    command = [sys.executable, '-c', program, memory.uri]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == 'ready\n'
+        memory.stall()
+        process.communicate('\n', timeout=HANG)
+        assert process.returncode == 0
+        memory.heal()
+
+
+# -- arguments
+
+
+def keywords(function: Any, *without: str) -> set[str]:
+    found = inspect.signature(function).parameters
+    return (
+        {*found}
+        - {'self', 'uri', 'stream', 'partitions', 'binding_keys', 'cls', 'amqp'}
+        - {*without}
+    )
+
+
+@pytest.mark.parametrize(
+    ('kind', 'function'),
+    [
+        (kinds.ClientOptions, rbs.streams_client),
+        (kinds.StreamOptions, rbs.StreamsClient.create_stream),
+        (kinds.StreamOptions, rbs.SuperStream.create),
+        (kinds.PublisherOptions, rbs.StreamsClient.publisher),
+        (kinds.SuperPublisherOptions, rbs.SuperStream.publisher),
+        (kinds.SubscribeOptions, rbs.StreamsClient.subscribe),
+        (kinds.SuperSubscribeOptions, rbs.SuperStream.subscribe),
+    ],
+)
+def test_keyword_arguments_are_those_of_the_asynchronous_client(kind: Any, function: Any) -> None:
+    assert {*get_type_hints(kind)} - {'amqp'} == keywords(function)
+
+
+def test_event_loop_of_the_program(memory: StreamBroker) -> None:
+    made: list[asyncio.AbstractEventLoop] = []
+
+    def factory() -> asyncio.AbstractEventLoop:
+        made.append(asyncio.new_event_loop())
+        return made[-1]
+
+    with rbfly.sync.streams_client(memory.uri, loop_factory=factory) as client:
+        client.ping()
+    assert [loop.is_closed() for loop in made] == [True]
