@@ -73,6 +73,7 @@ LAYERS = {
         ['_super_stream'],
         ['client', 'compat', '', '_client'],
     ],
+    'rbfly.processing': [['']],
     'rbfly.otel': [
         ['_carrier'],
         ['_spans', '_metrics'],
@@ -109,6 +110,8 @@ LAYERS = {
 }
 # The in-memory broker stands beside the client: it is higher in the table, but imports none of it.
 BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.otel', 'rbfly.streams')}
+# Layers that import only public names of the lower ones.
+ON_PUBLIC_API = 'rbfly.processing'
 # Layers whose rows may import each other's modules within a row, but not in circles.
 OPEN = ('rbfly.streams',)
 # The height of each module; the modules of a package in a row have its height.
@@ -229,6 +232,12 @@ def violations(root: Path, *paths: Path) -> list[str]:
                 for layer, others in BESIDE.items()
             ):
                 found.append(f'{module} imports {name}, which is beside it')
+            elif (
+                module.startswith(ON_PUBLIC_API)
+                and not name.startswith(ON_PUBLIC_API)
+                and ('._' in name or name.startswith(('rbfly.net', 'rbfly.protocol')))
+            ):
+                found.append(f'{module} imports {name}, which is not public')
             elif HEIGHTS[entry_of(name)] >= height + module.startswith(OPEN):
                 found.append(f'{module} imports {name}, which is not below it')
     return found
@@ -319,6 +328,7 @@ FORBIDDEN = {
     'from ..testing.broker import StreamBroker': 'streams/client.py',
     'from ..net.connection import Connection': 'testing/broker.py',
     'from ..streams import Offset': 'testing/handlers.py',
+    'from ..streams._group.handover import Group': 'processing/__init__.py',
 }
 
 
