@@ -73,7 +73,7 @@ LAYERS = {
         ['_super_stream'],
         ['client', 'compat', '', '_client'],
     ],
-    'rbfly.processing': [['']],
+    'rbfly.processing': [['_partition'], ['_failures', '_workers'], ['_process'], ['']],
     'rbfly.otel': [
         ['_carrier'],
         ['_spans', '_metrics'],

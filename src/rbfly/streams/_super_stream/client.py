@@ -421,4 +421,4 @@ class SuperStream:
         session = MergedSession(
             self._cluster, self._client._members, waiter, self.name, settings, refresh_interval
         )
-        return SuperStreamSubscription(session, waiter, settings.offset)
+        return SuperStreamSubscription(session, waiter, settings)
