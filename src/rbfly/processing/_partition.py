@@ -83,11 +83,12 @@ class Partition:
         them, None for none.
     :ivar given_back: no message of it is begun any more.
     :ivar stored: the offset that was stored last (int); None for none.
+    :ivar counted: number of messages at which storing an offset was last due (int).
     """
 
     __slots__ = (
-        '_blocks', '_finished', '_last', '_timers', 'busy', 'given_back', 'pending', 'stored',
-        'stream',
+        '_blocks', '_finished', '_last', '_timers', 'busy', 'counted', 'given_back', 'pending',
+        'stored', 'stream',
     )  # fmt: skip
 
     def __init__(self, stream: str) -> None:
@@ -96,6 +97,7 @@ class Partition:
         self.busy: dict[Hashable, Waiting | None] = {}
         self.given_back: bool = False
         self.stored: int | None = None
+        self.counted: int = 0
         self._blocks: deque[Block] = deque()
         self._finished = 0  # messages of blocks that are finished
         self._last: int | None = None  # offset of the last of them
@@ -114,7 +116,10 @@ class Partition:
         return block
 
     def advance(self) -> int:
-        """Forget the first blocks, if they are finished; return the number of their messages."""
+        """Forget the first blocks, if they are finished.
+
+        :returns: the number of messages below the lowest unfinished one.
+        """
         blocks, count = self._blocks, 0
         while blocks and blocks[0].done.find(0) < 0:
             block = blocks.popleft()
@@ -122,7 +127,7 @@ class Partition:
             self._last = block.offsets[-1]
         self.pending -= count
         self._finished += count
-        return count
+        return self._finished + (blocks[0].done.find(0) if blocks else 0)
 
     @property
     def watermark(self) -> int | None:

@@ -217,7 +217,6 @@ class Processing:
         self._ending: dict[str, set[asyncio.Task[None]]] = {}  # cancelled work, by partition
         self._changed = asyncio.Event()
         self._is_due = asyncio.Event()  # an offset
-        self._since_stored = 0  # finished messages
         self._stopping = False
         self._error: BaseException | None = None
         self._finished = 0  # messages of partitions that were handed over or lost
@@ -328,9 +327,9 @@ class Processing:
 
     def on_progress(self, partition: Partition) -> None:
         """Messages of a partition may be finished, or a worker has left it."""
-        self._since_stored += partition.advance()
-        if self._every and self._since_stored >= self._every:
-            self._since_stored = 0
+        count = partition.advance()
+        if self._every and count - partition.counted >= self._every:
+            partition.counted = count
             self._is_due.set()
         self._changed.set()
 
