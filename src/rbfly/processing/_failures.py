@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import copy
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
+from ..amqp import decode_amqp
 from ..checks import check_timeout, check_type
 from ..error import AMQPDecoderError, ArgumentError, ArgumentTypeError
 from ..record import CheckedRecord
@@ -126,11 +126,12 @@ def letter_for(item: Item, error: BaseException) -> MessageCtx[Any]:
         'dead-letter-tries': item.tries,
         'dead-letter-time': datetime.now(UTC),
     }
-    if message.decode_error is not None:
+    raw = message.raw
+    if raw is None:  # of an error of the decoder
         return MessageCtx(message.body, app_properties=facts)
-    made = copy(message)
     try:
-        made.app_properties = {**message.app_properties, **facts}
-    except AMQPDecoderError:  # its application properties are malformed
-        return MessageCtx(message.body, app_properties=facts)
+        made = decode_amqp(raw)  # the program may have changed its body
+        made.app_properties = {**made.app_properties, **facts}
+    except AMQPDecoderError:
+        return MessageCtx(bytes(raw), app_properties=facts)
     return made

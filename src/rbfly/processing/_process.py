@@ -340,7 +340,8 @@ class Processing:
     async def on_error(self, item: Item, error: BaseException) -> bool:
         """The work on a message has failed; return whether the message is finished."""
         partition = item.block.partition
-        if is_misuse(error):
+        is_final = item.error is not None  # not of the work
+        if not is_final and is_misuse(error):
             text = f'work must be an async function of one argument: {error}'
             misuse = ArgumentTypeError(text)
             misuse.__cause__ = error
@@ -348,7 +349,6 @@ class Processing:
             return False
         where = f'the work on the message at offset {item.offset} of stream {partition.stream!r}'
         error = of_callback(error, where, (*STOPS, asyncio.CancelledError))
-        is_final = item.error is not None  # not of the work
         if not is_final:
             item.tries += 1
         self._log(item, error)
@@ -514,9 +514,10 @@ class Processing:
 def is_misuse(error: BaseException) -> bool:
     """Return whether `work` could not be called, or its result cannot be awaited."""
     traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
     return (
         isinstance(error, TypeError)
         and traceback is not None
-        and traceback.tb_next is None
-        and traceback.tb_frame.f_globals.get('__name__', '').startswith(__package__ or '-')
+        and traceback.tb_frame.f_globals.get('__name__') in (__name__, Workers.__module__)
     )
