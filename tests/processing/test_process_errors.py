@@ -3,13 +3,10 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
 import rbfly.streams as rbs
 from rbfly.amqp import encode_amqp_bytes
@@ -18,15 +15,6 @@ from tests.brokers import until
 from tests.group_members import publish
 from tests.processing.working import Work, in_time, reading, start
 from tests.super_streams import read_partition
-
-
-@pytest_asyncio.fixture
-async def dead(client: rbs.StreamsClient) -> AsyncIterator[str]:
-    """A stream for dead letters."""
-    name = f'dead-{uuid4().hex[:12]}'
-    await client.create_stream(name)
-    yield name
-    await client.delete_stream(name)
 
 
 class Failing:

@@ -204,6 +204,8 @@ class Processing:
         self._context = context
         self._policy = policy_of(on_error)
         self._max_pending = max_pending
+        name = messages.connection_name
+        self._log_prefix = f'[{name}] ' if name else ''
         self._can_store = messages.offset_tracking is not None
         self._every = every
         self._interval = interval
@@ -386,11 +388,13 @@ class Processing:
             return
         self._logged[type(error)] = now + LOG_INTERVAL, 0
         stream = item.block.partition.stream
-        text = 'the work on the message at offset %d of stream %r has failed, try %d: %s%s'
+        prefix = self._log_prefix
+        text = '%sthe work on the message at offset %d of stream %r has failed, try %d: %s%s'
         more = f'; {omitted} more errors of this type since the last line' if omitted else ''
         reason = f'{type(error).__name__}: {error}'
-        extra = facts('', 'work_failed', stream=stream, offset=item.offset, error=reason)
-        logger.warning(text, item.offset, stream, max(1, item.tries), reason, more, extra=extra)
+        extra = facts(prefix, 'work_failed', stream=stream, offset=item.offset, error=reason)
+        tries = max(1, item.tries)
+        logger.warning(text, prefix, item.offset, stream, tries, reason, more, extra=extra)
 
     # -- ending
 
@@ -442,9 +446,10 @@ class Processing:
         for partition in partitions:
             if tasks := self._workers.cancel([partition]):
                 self._ending.setdefault(partition.stream, set()).update(tasks)
-                extra = facts('', 'work_cancelled', stream=partition.stream, count=len(tasks))
-                text = 'cancelled the work on %d messages of stream %r: it has not ended in time'
-                logger.warning(text, len(tasks), partition.stream, extra=extra)
+                prefix, stream = self._log_prefix, partition.stream
+                extra = facts(prefix, 'work_cancelled', stream=stream, messages=len(tasks))
+                text = '%scancelled the work on %d messages of stream %r: it has not ended in time'
+                logger.warning(text, prefix, len(tasks), stream, extra=extra)
 
     # -- the group
 
@@ -499,8 +504,10 @@ class Processing:
         except (OffsetNotStored, StreamDoesNotExist, ArgumentError) as ex:
             if not self._may_miss(ex, stream):
                 raise
-            extra = facts('', 'offset_not_stored', stream=stream, error=str(ex))
-            logger.info('offset %d of stream %r is not stored: %s', offset, stream, ex, extra=extra)
+            prefix = self._log_prefix
+            extra = facts(prefix, 'offset_not_stored', stream=stream, error=str(ex))
+            text = '%soffset %d of stream %r is not stored: %s'
+            logger.info(text, prefix, offset, stream, ex, extra=extra)
         else:
             partition.stored = offset
 

@@ -47,6 +47,7 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
 
     :ivar offset_tracking: how it stores offsets; None with `commit='off'`.
     :ivar group: its consumer group; None for none.
+    :ivar connection_name: of its client.
     """
 
     _session: Any  # a SubscriptionSession or a MergedSession
@@ -56,11 +57,13 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
         session: Any,
         waiter: MessageWaiter,
         settings: ReadSettings,
+        connection_name: str,
     ) -> None:
         super().__init__(session.cursor, waiter, session.turns)
         self.stream: str = session.stream
         self.offset_tracking: OffsetTracking | None = settings.tracking
         self.group: Group | None = settings.group
+        self.connection_name: str = connection_name
         self._offset = settings.offset
         self._hooks = settings.hooks
         self._session = session
@@ -339,4 +342,4 @@ def subscribe(
     waiter = MessageWaiter(cluster.check_loop, settings.timeout)
     session = SubscriptionSession(cluster, members, waiter, stream, settings.offset, settings)
     waiter.attach(session)
-    return Subscription(session, waiter, settings)
+    return Subscription(session, waiter, settings, cluster.settings.connection_name)
