@@ -256,8 +256,10 @@ class Team:
 
     async def _joined(self, least: int) -> list[Member]:
         """Wait until so many members can be stopped; return all that can."""
-        while len(found := [item for item in self._living if item.path.stat().st_size]) < least:
+        found: list[Member] = []
+        while len(found) < least:
             await asyncio.sleep(TICK)
+            found = [item for item in self._living if item.path.stat().st_size]
         return found
 
     async def leave(self) -> list[int | None]:
@@ -276,7 +278,10 @@ async def processing(run: Run, bed: Bed) -> None:
     total = run['messages']
     final = {number for number in range(total) if fate(number, run.seed) in FINAL}
     with TemporaryDirectory() as folder:
-        async with bed.super_stream(run['partitions']) as (stream, partitions), bed.stream() as dead:
+        async with (
+            bed.super_stream(run['partitions']) as (stream, partitions),
+            bed.stream() as dead,
+        ):
             await bed.replicated([*partitions, dead])
             history = History('', stream, True, total)
             async with publisher_to(bed, stream, NAME, by_key=True) as publisher:
@@ -306,7 +311,9 @@ async def processing(run: Run, bed: Bed) -> None:
     run.found['messages per second'] = round(total / seconds)
     wrong = [code for code in codes if code != 0]
     run.check_none('a member that is stopped ends in order', wrong)
-    run.check_none('at the end, the stored offsets are those of the last messages', any(lag) and lag)
+    run.check_none(
+        'at the end, the stored offsets are those of the last messages', any(lag) and lag
+    )
     check_letters(run, stored, letters, final)
 
 
@@ -393,9 +400,7 @@ def check_letters(
         missing and f'{len(missing):,} missing, first {missing[0]:,}',
     )
     others = sorted(numbers - final)
-    run.check_none(
-        'no other message is there', others and f'{len(others):,}, first {others[0]:,}'
-    )
+    run.check_none('no other message is there', others and f'{len(others):,}, first {others[0]:,}')
     places = {
         number: (name, offset)
         for name, messages in stored.items()

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ import rbfly.streams as rbs
 from rbfly.processing import ProcessSummary, process
 from tests.brokers import until
 from tests.group_members import publish
-from tests.processing.working import InOrder, Work, in_time, reading, start
-
-Publish = Callable[..., Awaitable[None]]
+from tests.processing.working import InOrder, Work, in_time, reading, start, until_stored
 
 
 async def test_messages_at_once(client: rbs.StreamsClient, stream: str) -> None:
@@ -28,9 +25,7 @@ async def test_messages_at_once(client: rbs.StreamsClient, stream: str) -> None:
     assert await client.read_offset(stream, 'reader') == 99
 
 
-async def test_order_by_key(
-    client: rbs.StreamsClient, stream: str, rng: random.Random
-) -> None:
+async def test_order_by_key(client: rbs.StreamsClient, stream: str, rng: random.Random) -> None:
     numbers = [(rng.randrange(7), i) for i in range(3000)]
     await publish(client, stream, [{'key': key, 'i': i} for key, i in numbers])
     work = InOrder(lambda message: message['key'])
@@ -66,12 +61,9 @@ async def test_stored_offset_stays_below_unfinished_messages(
     messages = reading(client, stream, until=None)
     task = start(messages, work, **options)
     await until(lambda: len(work.ended) == 18, 'all others are finished')
-    async with asyncio.timeout(20):
-        while await client.read_offset(stream, 'reader') != 4:
-            await asyncio.sleep(0.01)
-        work.let_go(5)
-        while await client.read_offset(stream, 'reader') != 6:
-            await asyncio.sleep(0.01)
+    await until_stored(client, stream, 4)
+    work.let_go(5)
+    await until_stored(client, stream, 6)
     work.let_go(7)
     messages.stop()
     await in_time(task)
@@ -240,9 +232,7 @@ async def test_other_tasks_run(client: rbs.StreamsClient, stream: str) -> None:
     assert 0 < seen[0] < steps
 
 
-async def test_error_of_the_subscription(
-    client: rbs.StreamsClient, stream: str
-) -> None:
+async def test_error_of_the_subscription(client: rbs.StreamsClient, stream: str) -> None:
     """Messages in work are finished, and their offset is stored."""
     await publish(client, stream, range(10))
     work = Work(4)

@@ -41,8 +41,7 @@ async def test_fail(client: rbs.StreamsClient, stream: str) -> None:
 
     async def work(number: int) -> None:
         if number == 10:
-            while not held.begun:
-                await asyncio.sleep(0)
+            await until(lambda: bool(held.begun), 'the other message is in work')
             raise ValueError('cannot process 10')
         if number == 11:
             await held(number)
@@ -170,9 +169,7 @@ async def test_dead_letter_has_the_bytes_of_the_body(
     async with client.publisher(stream, amqp=False) as publisher:
         await publisher.send(body)
     async with client.publisher(dead) as letters:
-        await in_time(
-            process(reading(client, stream), Failing(5), on_error=dead_letter(letters))
-        )
+        await in_time(process(reading(client, stream), Failing(5), on_error=dead_letter(letters)))
     raw = client.subscribe(dead, offset=rbs.Offset.FIRST, until='now', amqp=False)
     (found,) = [item async for item in raw]
     assert found.endswith(body)
@@ -207,8 +204,10 @@ async def test_dead_letters_in_a_super_stream(
             process(reading(client, stream), Failing(*range(10)), on_error=dead_letter(letters))
         )
     assert summary.dead_letters == 10
-    found = [await read_partition(client, name) for name in await orders.partitions()]
-    assert sorted(sum(found, [])) == [*range(10)]
+    found = list[int]()
+    for name in await orders.partitions():
+        found += await read_partition(client, name)
+    assert sorted(found) == [*range(10)]
 
 
 async def test_dead_letter_that_cannot_be_published(
@@ -219,9 +218,7 @@ async def test_dead_letter_that_cannot_be_published(
     async with letters as publisher:
         pass
     with pytest.raises(rbs.RbFlyError) as caught:
-        await in_time(
-            process(reading(client, stream), Failing(4), on_error=dead_letter(publisher))
-        )
+        await in_time(process(reading(client, stream), Failing(4), on_error=dead_letter(publisher)))
     assert 'cannot process 4' in caught.value.__notes__[-1]
     assert await client.read_offset(stream, 'reader') == 3
 
@@ -263,12 +260,10 @@ async def test_many_errors_make_few_lines(
 ) -> None:
     await publish(client, stream, range(1000))
     with caplog.at_level(logging.WARNING, 'rbfly.processing'):
-        await in_time(
-            process(reading(client, stream), Failing(*range(1000)), on_error='ignore')
-        )
+        await in_time(process(reading(client, stream), Failing(*range(1000)), on_error='ignore'))
     (record,) = caplog.records
     assert record.message == (
-        f"the work on the message at offset 0 of stream {stream!r} has failed, try 1:"
+        f'the work on the message at offset 0 of stream {stream!r} has failed, try 1:'
         ' ValueError: cannot process 0'
     )
     assert vars(record)['rbfly_offset'] == 0

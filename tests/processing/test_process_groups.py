@@ -22,6 +22,10 @@ def join(client: rbs.StreamsClient, stream: str, group: str, **options: Any) -> 
     )
 
 
+async def until_joined(messages: Any) -> None:
+    await until(lambda: bool(messages.active), 'the member is active', HANG)
+
+
 async def load(client: rbs.StreamsClient, super_stream: str, numbers: range) -> None:
     orders = client.super_stream(super_stream)
     route = rbs.by_hash(lambda number: str(number % 20))
@@ -43,7 +47,7 @@ async def test_members_join_and_leave(
     for joined in range(1, 4):
         messages = join(clients(), super_stream, group)
         members.append((messages, start(messages, work, workers=4, key=work.key)))
-        await until(lambda: bool(messages.active), 'the member is active', HANG)
+        await until_joined(messages)
         await load(client, super_stream, range(count * (joined - 1), count * joined))
     await until(lambda: processed() >= 3 * count, 'all messages are processed', HANG)
     finished = 0

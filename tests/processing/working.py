@@ -24,6 +24,14 @@ async def in_time(call: Any) -> Any:
         return await call
 
 
+async def until_stored(client: rbs.StreamsClient, stream: str, offset: int) -> None:
+    """Wait until an offset is stored."""
+    async with asyncio.timeout(HANG):
+        while (stored := await client.read_offset(stream, 'reader')) != offset:
+            assert stored is None or stored < offset
+            await asyncio.sleep(0.01)
+
+
 class Work:
     """Notes messages when their work begins and ends; some of them wait until they are let go.
 

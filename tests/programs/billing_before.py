@@ -24,7 +24,7 @@ class Partition:
     """The messages of a partition that this member works on."""
 
     def __init__(self) -> None:
-        self.offsets: deque[int] = deque()  # of messages from the lowest unfinished one on
+        self.offsets: deque[int] = deque()  # from the lowest unfinished one on
         self.done: set[int] = set()  # those of them that are finished
         self.last: int | None = None  # below which all messages are finished
         self.stored: int | None = None
@@ -98,7 +98,9 @@ class Billing:
                 else:
                     await asyncio.sleep(delay)
 
-    async def publish(self, message: rbs.MessageCtx, error: Exception, tries: int) -> None:
+    async def publish(
+        self, message: rbs.MessageCtx, error: Exception, tries: int
+    ) -> None:
         facts = {
             'dead-letter-reason': f'{type(error).__name__}: {error}'[:1024],
             'dead-letter-stream': message.stream,
@@ -141,12 +143,14 @@ class Billing:
     async def watch(self, events: rbs.Events) -> None:
         """Forget the messages of a partition whose connection was lost."""
         async for event in events:
-            if isinstance(event, rbs.Deactivated) and event.lost:
-                if (partition := self.partitions.pop(event.stream, None)) is not None:
-                    partition.closed = True
-                    partition.room.set()
-                    for task in partition.tasks:
-                        task.cancel()
+            if not isinstance(event, rbs.Deactivated) or not event.lost:
+                continue
+            partition = self.partitions.pop(event.stream, None)
+            if partition is not None:
+                partition.closed = True
+                partition.room.set()
+                for task in partition.tasks:
+                    task.cancel()
 
 
 async def main(uri: str, super_stream: str, failed: str) -> None:

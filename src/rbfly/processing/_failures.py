@@ -107,7 +107,7 @@ def policy_of(on_error: object) -> Policy:
         return Policy(on_error.delays, on_error.then)
     if isinstance(on_error, DeadLetter):
         return Policy((), on_error)
-    if on_error == 'fail' or on_error == 'ignore':  # noqa: PLR1714 - for mypy
+    if on_error == 'fail' or on_error == 'ignore':
         return Policy((), on_error)
     raise ArgumentError(
         "on_error must be 'fail', 'ignore', retry(delays) or dead_letter(publisher), not"

@@ -26,7 +26,7 @@ from ..record import Record
 from ..streams import MessageBatch, MessageCtx, Subscription, SuperStreamSubscription
 from ._failures import DeadLetter, OnError, letter_for, policy_of
 from ._partition import Item, Partition
-from ._workers import Key, Work, Workers
+from ._workers import Work, Workers
 
 logger: logging.Logger = logging.getLogger('rbfly.processing')
 
@@ -164,10 +164,10 @@ async def process(
     for name, seconds in (('interval', interval), ('finish_timeout', finish_timeout)):
         check_type(name, seconds, int, float)
         check_timeout(name, seconds)
-    running = Processing(
-        messages, context, on_error, max_pending, every, interval, finish_timeout
-    )
-    running.attach(Workers(workers, work if timeout is None else limited(work, timeout), key, running))
+    running = Processing(messages, context, on_error, max_pending, every, interval, finish_timeout)
+    if timeout is not None:
+        work = limited(work, timeout)
+    running.attach(Workers(workers, work, key, running))
     return await running.run()
 
 

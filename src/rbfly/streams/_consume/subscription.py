@@ -141,9 +141,9 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
     ) -> AbstractContextManager[None]:
         """Call functions while a `with` block runs, for code that works on messages in other tasks.
 
-        At a handover, RbFly calls `on_revoke` as soon as it delivers no more messages of the stream.
-        It waits for the program's current message or batch, and calls `on_revoke` of :class:`Group`,
-        only afterwards.  Otherwise, that documentation holds for both functions.
+        At a handover, RbFly calls `on_revoke` as soon as it delivers no more messages of the
+        stream.  Only afterwards does it wait for the program's current message or batch, and call
+        `on_revoke` of :class:`Group`, whose documentation otherwise holds for both functions.
 
         :param on_revoke: async function of the name of the stream or partition, awaited before a
             member of a group hands it over, also by `stop` and `close`.
