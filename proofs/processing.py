@@ -25,10 +25,11 @@ import rbfly.streams as rbs
 from rbfly.processing import dead_letter, process, retry
 
 from .checker import KEYS, check_stored
+from .groups import STRANDED
 from .history import CONFIRMED, History, Messages
 from .publish import NAME, publisher_to
 from .run import Run
-from .test_bed import Bed, body
+from .test_bed import Bed, ClusterBed, body
 
 GROUP = 'proof'
 DELAYS = (0.01,)  # seconds before the second try, which is the last
@@ -105,8 +106,13 @@ def note_stored(log: Log) -> None:
     rbs.SuperStreamSubscription.commit = noted  # type: ignore[method-assign]
 
 
-async def take_part(log: Log, uris: list[str], stream: str, dead: str, seed: int) -> None:
-    """Work on messages until the proof stops the process."""
+async def take_part(
+    log: Log, uris: list[str], stream: str, dead: str, seed: int, stranded: float
+) -> None:
+    """Work on messages until the proof stops the process.
+
+    :param stranded: seconds after which the member joins a stuck group again; 0 for never.
+    """
     failed_once = set[int]()
 
     async def work(message: rbs.MessageCtx[bytes]) -> None:
@@ -125,7 +131,8 @@ async def take_part(log: Log, uris: list[str], stream: str, dead: str, seed: int
 
     client = rbs.streams_client(uris, connection_name='proof-member')
     async with client, client.publisher(dead) as letters:
-        messages = client.super_stream(stream).subscribe(group=GROUP, commit='manual')
+        group = rbs.Group(GROUP, stranded_after=stranded or None)
+        messages = client.super_stream(stream).subscribe(group=group, commit='manual')
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)
         log.note(JOINED)
         await process(
@@ -288,7 +295,9 @@ async def processing(run: Run, bed: Bed) -> None:
                 while numbers := history.take(STEP):
                     await publisher.send_many(map(body, numbers))
                     history.note(numbers, CONFIRMED)
-            args = (partitions, bed.uris, stream, dead, run.seed)
+            is_old = isinstance(bed, ClusterBed) and bed.broker.release.startswith('4.0')
+            stranded = STRANDED if is_old else 0.0
+            args = (partitions, bed.uris, stream, dead, run.seed, stranded)
             team = Team(run, bed, Path(folder), *args)
             try:
                 for _ in range(run['members']):

@@ -244,3 +244,28 @@ async def test_error_of_the_subscription(client: rbs.StreamsClient, stream: str)
     with pytest.raises(rbs.MessageTimeout):
         await in_time(task)
     assert await client.read_offset(stream, 'reader') == 9
+
+
+async def test_partition_that_is_deleted(
+    client: rbs.StreamsClient, super_stream: str, stream: str
+) -> None:
+    """Its offset is not stored; the others are read."""
+    orders = client.super_stream(super_stream)
+    names = await orders.partitions()
+    for name in names:
+        await publish(client, name, range(5))
+    work = Work()
+    start_at = rbs.Offset.reference('reader', default=rbs.Offset.FIRST)
+    messages = orders.subscribe(offset=start_at, commit='manual', refresh_interval=0.05)
+    events = client.events()
+    task = start(messages, work, interval=0)
+    await until(lambda: len(work.ended) == 15, 'all messages are finished')
+    await client.delete_stream(names[0])
+    async for event in events:
+        if isinstance(event, rbs.PartitionGone):
+            break
+    await publish(client, names[1], [5])
+    await until(lambda: len(work.ended) == 16, 'the next message is finished')
+    messages.stop()
+    assert (await in_time(task)).finished == 16
+    assert await client.read_offset(names[1], 'reader') == 5

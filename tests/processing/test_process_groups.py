@@ -57,7 +57,7 @@ async def test_members_join_and_leave(
     assert finished == processed() == 3 * count
     for key, seen in work.seen.items():
         assert seen == [number for number in range(3 * count) if number % 20 == key]
-    assert sum((await client.super_stream(super_stream).lag(group)).values()) == 0
+    assert not any((await client.super_stream(super_stream).lag(group)).values())
 
 
 @pytest.mark.parametrize('max_pending', [10_000, 20])
@@ -186,6 +186,42 @@ async def test_lost_connection_cancels_the_work(
     await in_time(task)
     assert set(ended) == set(range(10))
     assert await client.read_offset(stream, group) == 9
+
+
+async def test_handover_before_the_former_work_has_ended(
+    clients: NewClient, stream: str, group: str, client: rbs.StreamsClient
+) -> None:
+    """The messages that were delivered again are given back, and the member is not late."""
+    await publish(client, stream, range(10))
+    gate, cancelled = asyncio.Event(), asyncio.Event()
+    begun: list[int] = []
+
+    async def work(number: int) -> None:
+        begun.append(number)
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            await gate.wait()  # ends late, as if nothing had happened
+
+    reader = clients()
+    messages = join(reader, stream, group)
+    task = start(messages, work, workers=3)
+    await until(lambda: len(begun) == 3, 'messages are in work', HANG)
+    await reader.reconnect()
+    await asyncio.wait_for(cancelled.wait(), HANG)
+    await until_active(messages)
+    second = Work()
+    other = join(client, stream, group)
+    other_task = start(other, second)
+    await other.open()
+    messages.stop()
+    await until(lambda: len(second.ended) == 10, 'the other member works on all', HANG)
+    gate.set()
+    assert (await in_time(task)).finished == 0
+    other.stop()
+    await in_time(other_task)
+    assert begun == [0, 1, 2]
 
 
 async def test_member_that_stands_by(

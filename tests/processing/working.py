@@ -14,8 +14,8 @@ HANG = 20.0  # seconds; only a bug makes a test wait that long
 def reading(client: rbs.StreamsClient, stream: str, **options: Any) -> Any:
     """Subscribe to all messages that a stream has now; offsets are stored as `reader`."""
     start = rbs.Offset.reference('reader', default=rbs.Offset.FIRST)
-    options = {'offset': start, 'commit': 'manual', 'until': 'now'} | options
-    return client.subscribe(stream, **options)
+    settings: dict[str, Any] = {'offset': start, 'commit': 'manual', 'until': 'now'}
+    return client.subscribe(stream, **settings | options)
 
 
 async def in_time(call: Any) -> Any:

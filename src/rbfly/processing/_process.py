@@ -16,7 +16,6 @@ from ..error import (
     ArgumentError,
     ArgumentTypeError,
     OffsetNotStored,
-    RbFlyError,
     StreamDoesNotExist,
     add_note,
     of_callback,
@@ -309,17 +308,14 @@ class Processing:
 
     async def _room(self, stream: str, size: int) -> Partition | None:
         """Wait until messages can be taken; return None if they are given back."""
-        if stream in self._ending:
-            await asyncio.wait(self._ending[stream])
-            del self._ending[stream]
-        partition = self._partitions.get(stream)
-        if partition is None:
-            if self._stopping:
-                return None
-            partition = self._partitions[stream] = Partition(stream)
-        while partition.pending + size > self._max_pending and not partition.given_back:
+        if self._stopping:
+            return None
+        partition = self._partitions.setdefault(stream, Partition(stream))
+        while not partition.given_back:
+            if partition.pending + size <= self._max_pending and not self._ending.get(stream):
+                return partition
             await self._wait()
-        return None if partition.given_back else partition
+        return None
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -444,12 +440,24 @@ class Processing:
 
     def _cancel(self, partitions: Collection[Partition]) -> None:
         for partition in partitions:
-            if tasks := self._workers.cancel([partition]):
-                self._ending.setdefault(partition.stream, set()).update(tasks)
+            if count := self._cancel_work(partition):
                 prefix, stream = self._log_prefix, partition.stream
-                extra = facts(prefix, 'work_cancelled', stream=stream, messages=len(tasks))
+                extra = facts(prefix, 'work_cancelled', stream=stream, messages=count)
                 text = '%scancelled the work on %d messages of stream %r: it has not ended in time'
-                logger.warning(text, prefix, len(tasks), stream, extra=extra)
+                logger.warning(text, prefix, count, stream, extra=extra)
+
+    def _cancel_work(self, partition: Partition) -> int:
+        tasks = self._workers.cancel([partition])
+        ending = self._ending.setdefault(partition.stream, set())
+        ending |= tasks
+
+        def on_end(task: asyncio.Task[None]) -> None:
+            ending.discard(task)
+            self._changed.set()
+
+        for task in tasks:
+            task.add_done_callback(on_end)
+        return len(tasks)
 
     # -- the group
 
@@ -469,8 +477,7 @@ class Processing:
             return
         partition.give_back()
         self._forget(partition)
-        if tasks := self._workers.cancel([partition]):
-            self._ending.setdefault(stream, set()).update(tasks)
+        self._cancel_work(partition)
         self._changed.set()
 
     def _forget(self, partition: Partition) -> None:
@@ -502,7 +509,8 @@ class Processing:
         try:
             await self._messages.commit({stream: offset} if self._is_super else offset)
         except (OffsetNotStored, StreamDoesNotExist, ArgumentError) as ex:
-            if not self._may_miss(ex, stream):
+            # Otherwise, the partition is lost, or was deleted.
+            if isinstance(ex, OffsetNotStored) and self._messages.group is None:
                 raise
             prefix = self._log_prefix
             extra = facts(prefix, 'offset_not_stored', stream=stream, error=str(ex))
@@ -510,12 +518,6 @@ class Processing:
             logger.info(text, prefix, offset, stream, ex, extra=extra)
         else:
             partition.stored = offset
-
-    def _may_miss(self, error: RbFlyError, stream: str) -> bool:
-        """Return whether an offset need not be stored: the partition is lost, or was deleted."""
-        if isinstance(error, OffsetNotStored):
-            return self._messages.group is not None
-        return isinstance(error, StreamDoesNotExist) or stream not in self._partitions
 
 
 def is_misuse(error: BaseException) -> bool:

@@ -151,6 +151,8 @@ class Workers:
                 continue
             worker.partition = None
             self._owner.on_progress(partition)
+            if worker.task.cancelling():  # the work has suppressed that
+                return
 
     async def _take(self, worker: Worker, block: Block) -> None:
         work, done = self._work, block.done
@@ -230,8 +232,8 @@ class Workers:
             await self._take_waiting(worker, item.block.partition, item.key)
 
     async def _handle(self, worker: Worker, item: Item, error: BaseException) -> bool:
-        if isinstance(error, asyncio.CancelledError) and worker.task.cancelling():
-            raise error  # not raised by the work: this task is cancelled
+        if worker.task.cancelling():
+            raise asyncio.CancelledError
         try:
             return await self._owner.on_error(item, error)
         finally:

@@ -159,4 +159,5 @@ async def test_settings_of_a_subscription(client: rbs.StreamsClient, stream: str
     assert messages.group == rbs.Group('billing')
     assert messages.offset_tracking == rbs.OffsetTracking('billing', manual=True)
     plain = client.super_stream(stream).subscribe()
-    assert plain.group is plain.offset_tracking is None
+    assert plain.group is None
+    assert plain.offset_tracking is None
