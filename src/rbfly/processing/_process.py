@@ -222,7 +222,7 @@ class Processing:
         self._error: BaseException | None = None
         self._finished = 0  # messages of partitions that were handed over or lost
         self._ignored = self._dead_letters = self._retries = 0
-        self._logged: dict[type[BaseException], tuple[float, int]] = {}
+        self._logged: dict[tuple[type[BaseException], int], tuple[float, int]] = {}
 
     def attach(self, workers: Workers) -> None:
         """Use these workers."""
@@ -349,10 +349,10 @@ class Processing:
         error = of_callback(error, where, (*STOPS, asyncio.CancelledError))
         if not is_final:
             item.tries += 1
-        self._log(item, error)
         if not is_final and item.tries <= len(self._policy.delays):
             if partition.given_back:  # the message is delivered again
                 return False
+            self._log(item, error, logging.INFO)
             self._retries += 1
             delay = self._policy.delays[item.tries - 1]
             partition.call_later(delay, self._workers.add_item, item)
@@ -360,6 +360,7 @@ class Processing:
         if self._policy.last == 'fail':
             self._fail(error)
             return False
+        self._log(item, error, logging.WARNING)
         if isinstance(self._policy.last, DeadLetter):
             return await self._publish(self._policy.last, item, error)
         self._ignored += 1
@@ -375,14 +376,14 @@ class Processing:
         self._dead_letters += 1
         return True
 
-    def _log(self, item: Item, error: BaseException) -> None:
-        """Log an error, but those of one type only now and then."""
-        now = asyncio.get_running_loop().time()
-        due, omitted = self._logged.get(type(error), (0.0, 0))
+    def _log(self, item: Item, error: BaseException, level: int) -> None:
+        """Log an error that is not raised, but those of one type only now and then."""
+        now, kind = asyncio.get_running_loop().time(), (type(error), level)
+        due, omitted = self._logged.get(kind, (0.0, 0))
         if now < due:
-            self._logged[type(error)] = due, omitted + 1
+            self._logged[kind] = due, omitted + 1
             return
-        self._logged[type(error)] = now + LOG_INTERVAL, 0
+        self._logged[kind] = now + LOG_INTERVAL, 0
         stream = item.block.partition.stream
         prefix = self._log_prefix
         text = '%sthe work on the message at offset %d of stream %r has failed, try %d: %s%s'
@@ -390,7 +391,7 @@ class Processing:
         reason = f'{type(error).__name__}: {error}'
         extra = facts(prefix, 'work_failed', stream=stream, offset=item.offset, error=reason)
         tries = max(1, item.tries)
-        logger.warning(text, prefix, item.offset, stream, tries, reason, more, extra=extra)
+        logger.log(level, text, prefix, item.offset, stream, tries, reason, more, extra=extra)
 
     # -- ending
 
