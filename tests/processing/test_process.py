@@ -10,6 +10,7 @@ import rbfly.streams as rbs
 from rbfly.processing import ProcessSummary, process
 from tests.brokers import until
 from tests.group_members import publish
+from tests.inside import cursor_of
 from tests.processing.working import InOrder, Work, in_time, reading, start, until_stored
 
 
@@ -237,6 +238,8 @@ async def test_error_of_the_subscription(client: rbs.StreamsClient, stream: str)
     await publish(client, stream, range(10))
     work = Work(4)
     messages = reading(client, stream, until=None, timeout=0.05)
+    await messages.open()
+    await until(lambda: cursor_of(messages).has_messages, 'the messages have arrived')
     task = start(messages, work)
     await until(lambda: len(work.ended) == 9, 'one message is in work')
     await until(lambda: "state='clos" in repr(messages), 'the subscription has failed')
