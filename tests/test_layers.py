@@ -73,7 +73,13 @@ LAYERS = {
         ['_super_stream'],
         ['client', 'compat', '', '_client'],
     ],
-    'rbfly.processing': [['_partition'], ['_failures', '_workers'], ['_process'], ['']],
+    'rbfly.processing': [
+        ['_partition'],
+        ['_error_log', '_failures', '_workers'],
+        ['_processing'],
+        ['_process'],
+        [''],
+    ],
     'rbfly.otel': [
         ['_carrier'],
         ['_spans', '_metrics'],

@@ -20,6 +20,33 @@ FREE: Waiting = deque()  # no message with the key is in work
 AnyError = (Exception, asyncio.CancelledError)
 
 
+def limited(work: Work, timeout: float) -> Work:
+    """Return the work with a limit of time."""
+
+    async def call(message: Any) -> None:
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                await work(message)
+        except TimeoutError as ex:
+            if limit.expired():
+                raise TimeoutError(f'the work has not ended within {timeout:g} s') from ex
+            raise
+
+    return call
+
+
+def is_misuse(error: BaseException) -> bool:
+    """Return whether `work` could not be called, or its result cannot be awaited."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return (
+        isinstance(error, TypeError)
+        and traceback is not None
+        and traceback.tb_frame.f_globals.get('__name__') == __name__
+    )
+
+
 class Owner(Protocol):
     """What workers report to."""
 

@@ -61,15 +61,17 @@ class ReadSettings:
         check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
         if filter is not None:
             check_filter(filter)
-        self.super_stream = stream if is_super else None
+        self.super_stream: str | None = stream if is_super else None
         self.offset: Any = offset  # of a stream: Offset | OffsetSource; of a super stream: Offsets
         self.filter = filter
-        self.timeout = timeout or None
+        self.timeout: float | None = timeout or None
         self.amqp = amqp
         self.on_decode_error = on_decode_error
         self.initial_credit = initial_credit
         self.on_gap = on_gap
         self.until = until
+        self.tracking: OffsetTracking | None
+        self.group: Group | None
         self.tracking, self.group = check_group(group, offset, commit)
         self.hooks: Hooks = Hooks()
 
