@@ -80,6 +80,13 @@ LAYERS = {
         ['client'],
         [''],
     ],
+    'rbfly.processing': [
+        ['_partition'],
+        ['_error_log', '_failures', '_workers'],
+        ['_processing'],
+        ['_process'],
+        [''],
+    ],
     'rbfly.otel': [
         ['_carrier'],
         ['_spans', '_metrics'],
@@ -116,6 +123,9 @@ LAYERS = {
 }
 # The in-memory broker stands beside the client: it is higher in the table, but imports none of it.
 BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.otel', 'rbfly.streams', 'rbfly.sync')}
+# Layers that import only public names of the lower ones.
+ON_PUBLIC_API = 'rbfly.processing'
+LOG_FIELDS = 'rbfly.net.observer'  # except for what all lines in the log carry
 # Layers whose rows may import each other's modules within a row, but not in circles.
 OPEN = ('rbfly.streams',)
 # The height of each module; the modules of a package in a row have its height.
@@ -236,6 +246,13 @@ def violations(root: Path, *paths: Path) -> list[str]:
                 for layer, others in BESIDE.items()
             ):
                 found.append(f'{module} imports {name}, which is beside it')
+            elif (
+                module.startswith(ON_PUBLIC_API)
+                and not name.startswith(ON_PUBLIC_API)
+                and ('._' in name or name.startswith(('rbfly.net', 'rbfly.protocol')))
+                and name != LOG_FIELDS
+            ):
+                found.append(f'{module} imports {name}, which is not public')
             elif HEIGHTS[entry_of(name)] >= height + module.startswith(OPEN):
                 found.append(f'{module} imports {name}, which is not below it')
     return found
@@ -326,6 +343,7 @@ FORBIDDEN = {
     'from ..testing.broker import StreamBroker': 'streams/client.py',
     'from ..net.connection import Connection': 'testing/broker.py',
     'from ..streams import Offset': 'testing/handlers.py',
+    'from ..streams._group.handover import Group': 'processing/__init__.py',
 }
 
 

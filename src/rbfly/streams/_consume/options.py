@@ -12,6 +12,7 @@ from ...protocol.offset import Offset, OffsetSource, OffsetType
 from ...record import replace
 from .._arguments import check_choice, check_filter, check_member_start, check_starts
 from .._group.handover import Group
+from .._group.hooks import Hooks
 from .._offsets.tracking import OffsetTracking
 from ..types import Commit, MessageFilter, OnDecodeError, OnGap
 
@@ -25,6 +26,7 @@ class ReadSettings:
     :raises ValueError: an argument is out of range.
     :raises TypeError: an argument has another type.
     :ivar tracking: how to store offsets; None not to.
+    :ivar hooks: functions that the subscription calls.
     """
 
     def __init__(
@@ -59,16 +61,19 @@ class ReadSettings:
         check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
         if filter is not None:
             check_filter(filter)
-        self.super_stream = stream if is_super else None
+        self.super_stream: str | None = stream if is_super else None
         self.offset: Any = offset  # of a stream: Offset | OffsetSource; of a super stream: Offsets
         self.filter = filter
-        self.timeout = timeout or None
+        self.timeout: float | None = timeout or None
         self.amqp = amqp
         self.on_decode_error = on_decode_error
         self.initial_credit = initial_credit
         self.on_gap = on_gap
         self.until = until
+        self.tracking: OffsetTracking | None
+        self.group: Group | None
         self.tracking, self.group = check_group(group, offset, commit)
+        self.hooks: Hooks = Hooks()
 
 
 def check_group(
