@@ -31,7 +31,7 @@ from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
 )
 from rbfly.amqp._typed cimport Plan
-from rbfly.amqp._types cimport DECIMALS, AMQPArray, Described, clip, plain_dict
+from rbfly.amqp._types cimport DECIMALS, Symbol, clip, plain_dict
 
 from rbfly.amqp._sections import DataBody, SequenceBody
 from rbfly.error import (
@@ -178,12 +178,16 @@ cdef bint keeps_section(
     return is_same(value, build_section(&c, index))
 
 
+# Bodies that a program cannot change, or does not.
+cdef tuple UNCHANGING = (str, bytes, int, float, type(None), Symbol)
+
+
 cdef bint keeps_body(Message ctx) except -1:
     cdef Cursor c
     cdef object body = ctx._body
     if ctx._body_at < 0:
         return False
-    if not ctx._body_ready or not isinstance(body, (list, dict, Described, AMQPArray)):
+    if not ctx._body_ready or isinstance(body, UNCHANGING):
         return True
     cursor_open(&c, ctx._p, ctx._p + ctx._body_at, ctx._p + ctx._n)
     return is_same(body, build_body(&c))

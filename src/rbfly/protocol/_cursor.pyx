@@ -12,7 +12,7 @@ from rbfly._turn cimport Turn
 from rbfly.amqp._message cimport Message
 from rbfly.protocol._batch cimport MessageBatch, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
-from rbfly.protocol._decoder cimport SKIP, Decoder, rbfly_steal, undecodable_context
+from rbfly.protocol._decoder cimport SKIP, Decoder, rbfly_steal
 from rbfly.protocol._identity cimport LastChunk
 
 from rbfly.error import AMQPDecoderError, ChunkError, MessageContextError, SubscriptionError
@@ -52,6 +52,8 @@ cdef class LastMessage:
                 self.owner, self.message, self.size, self.offset, self.timestamp
             )
             ctx._stream = self.stream
+            if self.decoder.plan is not None:
+                self.decoder.plan.type_body(ctx)
             self.built = ctx
         elif type(self.built) is MessageBatch:
             self.built = (<MessageBatch> self.built).build(len(self.built) - 1)
@@ -414,7 +416,7 @@ cdef class MessageCursor:
         try:
             return self.decoder._undecodable(p, n, offset, self.stream)
         finally:
-            ctx = undecodable_context(p, n, offset, chunk.timestamp)
+            ctx = self.decoder._undecodable_context(p, n, offset, chunk.timestamp)
             ctx._stream = self.stream
             self.last.built = ctx
 
@@ -446,7 +448,7 @@ cdef class MessageCursor:
                     return ctx
             except AMQPDecoderError as ex:
                 if decoder._handle(ex, p, n, offset, self.stream) is not None:
-                    ctx = undecodable_context(p, n, offset, chunk.timestamp)
+                    ctx = decoder._undecodable_context(p, n, offset, chunk.timestamp)
                     ctx._stream = self.stream
                     return ctx
             if self.turn._is_over():

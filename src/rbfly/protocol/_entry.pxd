@@ -6,6 +6,9 @@ from rbfly.amqp._codec cimport data_size, put_data
 
 cdef int put_any_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
 
+# The message to send instead of one whose body a function of the program encodes to bytes.
+cdef object with_encoded_body(object encode, object message)
+
 # Append u16 length and filter value, for Publish v2.
 cdef int put_filter(OutBuffer *out, object value) except -1
 

@@ -22,8 +22,11 @@ from rbfly._wire cimport (
 from rbfly.amqp._codec cimport encode_message
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._path cimport name_part
+from rbfly.amqp._types cimport clip
 
-from rbfly.error import ArgumentError, ArgumentTypeError, MessageTooLarge
+from rbfly.error import (
+    AMQPEncoderTypeError, AMQPEncoderValueError, ArgumentError, ArgumentTypeError, MessageTooLarge,
+)
 
 
 cdef enum:
@@ -100,6 +103,38 @@ cdef int put_any_message(
         fail_long(f'{n} bytes with its headers', limit)
     store_u32(out.start + at, <uint32_t> n)
     return 0
+
+
+cdef object with_encoded_body(object encode, object message):
+    cdef Message received, made
+    if type(message) is not Message:
+        return encoded_body(encode, message)
+    received = message
+    made = Message.__new__(Message)
+    made._body = encoded_body(encode, received.take_body())
+    made._body_ready = True
+    made._body_at = -1
+    made._owner = received._owner
+    made._p = received._p
+    made._n = received._n
+    made._sections = received._sections
+    return made
+
+
+cdef bytes encoded_body(object encode, object body):
+    try:
+        data = encode(body)
+    except MemoryError:
+        raise
+    except Exception as ex:
+        raise AMQPEncoderValueError(
+            f'the codec cannot encode {clip(body)}: {type(ex).__name__}: {ex}'
+        ) from ex
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise AMQPEncoderTypeError(
+            f'the codec must return bytes for a body, not {type(data).__name__}'
+        )
+    return bytes(data)
 
 
 cdef int put_filter(OutBuffer *out, object value) except -1:

@@ -41,8 +41,9 @@ cdef class FrameBuilder:
     cdef readonly Py_ssize_t queued, frame_max, max_unconfirmed, frame_entries
     cdef object filter_extract
     cdef readonly bint amqp
+    cdef readonly object encode     # encodes bodies to bytes; None for none
     cdef bint busy
-    cdef bint plain                 # neither sub-entries nor filter values
+    cdef bint plain                 # neither sub-entries, nor filter values, nor `encode`
     # How many short messages the open frame certainly takes, and where the last one may start if
     # it is empty; 0 if unknown.
     cdef Py_ssize_t room

@@ -25,7 +25,7 @@ from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_copy
 from rbfly.amqp._types cimport clip
-from rbfly.protocol._entry cimport SubEntry, trim
+from rbfly.protocol._entry cimport SubEntry, trim, with_encoded_body
 from rbfly.protocol._pending cimport ConfirmWaiter, SubEntrySpan
 from rbfly.protocol._ring cimport Entry, contains, entry_at, reach, ring_open, ring_reserve
 
@@ -90,6 +90,7 @@ cdef class FrameBuilder:
     :param filter_extract: returns a message's filter value (str or None); None for Publish v1.
     :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
     :param sub_entry: collects the messages of the open sub-entry; None for no sub-entries.
+    :param encode: encodes the body of each message to bytes; None for AMQP 1.0 values.
     :ivar queued: number of messages that are encoded but not sent (int).
     """
 
@@ -102,6 +103,7 @@ cdef class FrameBuilder:
         filter_extract=None,
         bint amqp=True,
         SubEntry sub_entry=None,
+        encode=None,
     ):
         if max_unconfirmed < 1:
             raise ArgumentError('max_unconfirmed must be at least 1')
@@ -117,7 +119,8 @@ cdef class FrameBuilder:
         self.next_id = next_id
         self.filter_extract = filter_extract
         self.amqp = amqp
-        self.plain = filter_extract is None and sub_entry is None
+        self.encode = encode
+        self.plain = filter_extract is None and sub_entry is None and encode is None
         self.sub_entry_spans = []
         self.frames = []
         self.capacity_hint = SMALLEST_FRAME
@@ -172,7 +175,9 @@ cdef class FrameBuilder:
         cdef Py_ssize_t left = limit
         # User code may be slow for any message; compression may be slow for any sub-entry.
         cdef bint timed = turn is not None and (
-            type(iterator) not in PLAIN_ITERATORS or self.filter_extract is not None
+            type(iterator) not in PLAIN_ITERATORS
+            or self.filter_extract is not None
+            or self.encode is not None
         )
         if limit <= 0:
             return True
@@ -224,6 +229,8 @@ cdef class FrameBuilder:
             ring_reserve(&self.ring)
             if self.filter_extract is not None:
                 value = self._filter_value(message)
+            if self.encode is not None:
+                message = with_encoded_body(self.encode, message)
             if self.open is None:
                 self._open_frame()
             start = out_size(&self.out)
@@ -311,6 +318,8 @@ cdef class FrameBuilder:
         cdef SubEntry sub_entry = self.sub_entry
         cdef Py_ssize_t start, end, limit
         cdef SubEntrySpan span = None
+        if self.encode is not None:
+            message = with_encoded_body(self.encode, message)
         start = sub_entry._put(message, self.amqp, self.frame_max - (PREFIX - 4 + 12))
         end = out_size(&sub_entry.out)
         limit = min(self.frame_max - (PREFIX - 4 + SUB_HEADER), SUB_MAX)

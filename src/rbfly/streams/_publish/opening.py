@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ...checks import check_type
-from ...error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError, about
+from ...error import ArgumentError, ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError, about
 from ...net.cluster import Cluster
 from ...net.observer import call_each
 from ...protocol.compression import Compression
@@ -19,6 +19,8 @@ from .publisher import Publisher
 from .session import PublisherSession
 
 if TYPE_CHECKING:
+    from ...amqp.body_codec import Codec
+
     import typing_extensions  # `typing` has no `default` before Python 3.13
 
     P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
@@ -38,6 +40,7 @@ def publisher_info(
     sub_entry_size: int | None,
     compression: Compression | str | None,
     wait: bool,
+    codec: Codec[Any] | None,
 ) -> PublisherInfo:
     """Check the arguments of `publisher`, and return the settings of the publisher."""
     if cls is not None and not (isinstance(cls, type) and issubclass(cls, Publisher)):
@@ -51,7 +54,10 @@ def publisher_info(
         max_unconfirmed,
         sub_entry_size,
         Compression.NONE if compression is None else Compression(compression),
+        codec,
     )
+    if codec is not None and cls is not None and not cls._amqp:
+        raise ArgumentError(f'{cls.__name__} sends bytes without AMQP 1.0: it takes no codec')
     return check_publisher(info)
 
 

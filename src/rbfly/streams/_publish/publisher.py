@@ -69,7 +69,10 @@ class Publisher(FastPublisher, BasePublisher):
             compress = compressor(info.compression)
             sub_entry = SubEntry(info.sub_entry_size, info.compression.code, compress)
         amqp = info.amqp and cls._amqp
-        window = PublishWindow(0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry)
+        encode = None if info.codec is None else info.codec.encode
+        window = PublishWindow(
+            0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry, encode
+        )
         window.set_named(bool(info.name))
         loop = asyncio.get_running_loop()
         return PublisherCore(loop, window, WindowSemaphore, cls._bounded, bool(info.name))
