@@ -71,7 +71,6 @@ def dump_struct(struct):
 
 cdef object reader_of(object kind):
     """Keys and names of the fields of a class, or a function that returns a dict; None for none."""
-    fields = getattr(kind, '__dataclass_fields__', None)
     config = getattr(kind, '__struct_config__', None)
     if hasattr(kind, 'model_dump') and hasattr(kind, '__pydantic_serializer__'):
         return dump_model
@@ -79,11 +78,15 @@ cdef object reader_of(object kind):
         if config.tag is not None or config.array_like:
             return dump_struct
         return tuple(zip(kind.__struct_encode_fields__, kind.__struct_fields__))
-    if type(fields) is dict:
-        return tuple([
-            (name, name) for name, field in fields.items() if field._field_type.name == '_FIELD'
-        ])
-    return None
+    for base in kind.__mro__:
+        fields = vars(base).get('__dataclass_fields__')
+        if fields is not None:
+            break
+    if type(fields) is not dict:        # values of RbFly itself make theirs when asked
+        return None
+    return tuple([
+        (name, name) for name, field in fields.items() if field._field_type.name == '_FIELD'
+    ])
 
 
 cdef dict fields_of(object value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ..error import ArgumentTypeError
 
@@ -24,7 +24,7 @@ class Codec(Generic[T]):
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
 
-    def __init__(self, encode: Callable[[Any], bytes], decode: Callable[[bytes], T]) -> None:
+    def __init__(self, encode: Callable[[T], bytes], decode: Callable[[bytes], T]) -> None:
         for name, function in (('encode', encode), ('decode', decode)):
             if not callable(function):
                 raise ArgumentTypeError(

@@ -37,6 +37,7 @@ __all__ = ['PLANS', 'body_plan', 'plan_of']
 
 PLANS: dict[Any, Plan] = {}  # by type
 PLANS_MAX = 256
+CLASSES_MAX = 1000  # that a type refers to
 
 SCALARS: dict[Any, str] = {
     Any: 'Any',
@@ -68,6 +69,7 @@ INSTANCES: dict[Any, str] = {
     Char: 'str',
     Timestamp: 'time',
 }
+UNIONS = (typing.Union, types.UnionType)
 LISTS = (list, Sequence, MutableSequence)
 MAPS = (dict, Mapping, MutableMapping)
 SETS: dict[Any, type[Any]] = {set: set, frozenset: frozenset, AbstractSet: frozenset}
@@ -103,11 +105,21 @@ class Field(NamedTuple):
 
 def name_of(kind: Any) -> str:
     """Name of a type, for errors."""
+    origin, args = get_origin(kind), get_args(kind)
     if kind is None or kind is type(None):
         return 'None'
-    if isinstance(kind, type) and not get_args(kind):
-        return kind.__name__
-    return re.sub(r'\b(?:typing|datetime|uuid|decimal)\.', '', str(kind))
+    if kind is Ellipsis:
+        return '...'
+    if origin is None:
+        return getattr(kind, '__name__', None) or str(kind)
+    if origin is Annotated:
+        return name_of(args[0])
+    if origin is Literal:
+        return f'Literal[{", ".join(map(repr, args))}]'
+    names = [name_of(arg) for arg in args]
+    if origin in UNIONS:
+        return ' | '.join(names)
+    return f'{getattr(origin, "__name__", origin)}[{", ".join(names) or "()"}]'
 
 
 def plan_of(kind: Any) -> Plan:
@@ -155,7 +167,7 @@ def is_pydantic(kind: Any) -> bool:
 def foreign_plan(kind: Any) -> Plan | None:
     """Return the plan of a type that another library decodes as a whole; None for others."""
     args = [item for item in get_args(kind) if item is not type(None)]
-    if get_origin(kind) in (typing.Union, types.UnionType) and len(args) > 1:
+    if get_origin(kind) in UNIONS and len(args) > 1:
         if all(is_pydantic(item) for item in args):
             return pydantic_plan(kind)
         if all(belongs_to(item, 'msgspec', 'Struct') for item in args):
@@ -256,7 +268,7 @@ class Schema:
             return self.item(args[0], scope, where)
         if origin is Literal:
             return self.members({value: value for value in args}, None, name)
-        if origin in (typing.Union, types.UnionType):
+        if origin in UNIONS:
             return self.union(kind, args, scope, where)
         return self.collection(kind, scope, where) or self.record(kind, scope, where)
 
@@ -338,14 +350,15 @@ class Schema:
             if issubclass(cls, base) and cls.__module__ == Float32.__module__:
                 item = self.scalar(base.__name__)
                 return Item(Plan(name_of(kind)).made_by(cls, item.plan), item.kinds)
+        args = tuple(resolve(arg, scope) for arg in get_args(kind))
+        if args:
+            kind = cls[args]  # type: ignore[index]
         if kind in self.plans:
             return Item(self.plans[kind], ['dict'])
+        if len(self.plans) == CLASSES_MAX:
+            self.fail(kind, where, 'its classes refer to ever more types')
         plan = self.plans[kind] = Plan(name_of(kind))
-        parameters = getattr(cls, '__parameters__', ())
-        inner = {
-            variable: resolve(arg, scope)
-            for variable, arg in zip(parameters, get_args(kind), strict=False)
-        }
+        inner = dict(zip(getattr(cls, '__parameters__', ()), args, strict=False))
         if belongs_to(cls, 'msgspec', 'Struct'):
             self.struct(plan, cls, inner)
         elif isinstance(getattr(cls, '__dataclass_fields__', None), dict):
@@ -354,8 +367,10 @@ class Schema:
             self.typed_dict(plan, cls, inner)
         elif issubclass(cls, tuple) and hasattr(cls, '_fields'):
             hints = self.hints(cls)
-            types_of = [hints.get(name, Any) for name in cls._fields]
-            plans = [self.item(item, inner, f'{cls.__name__}[{i}]').plan for i, item in enumerate(types_of)]
+            plans = [
+                self.item(hints.get(name, Any), inner, f'{cls.__name__}.{name}').plan
+                for name in cls._fields
+            ]
             plan.made_by(cls._make, Plan(plan.name).tuple_of(plans))
             return Item(plan, ['list'])
         else:
@@ -439,8 +454,11 @@ class Schema:
 
 
 def resolve(kind: Any, scope: Mapping[Any, Any]) -> Any:
-    """Replace a type variable by its type."""
-    return scope.get(kind, kind) if isinstance(kind, TypeVar) else kind
+    """Replace the variables in a type by their types."""
+    if isinstance(kind, TypeVar):
+        return scope.get(kind, kind.__bound__ or Any)
+    variables = () if isinstance(kind, type) else getattr(kind, '__parameters__', ())
+    return kind[tuple(resolve(item, scope) for item in variables)] if variables else kind
 
 
 def vars_of(cls: type[Any]) -> dict[str, Any]:
