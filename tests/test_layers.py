@@ -25,7 +25,7 @@ LAYERS = {
         ['record'],
     ],
     'rbfly.amqp': [
-        ['_native', '_constructors', 'body_codec'],
+        ['_native', '_constructors', '_plan', 'body_codec'],
         ['_types'],
         ['rbfly.types'],  # type aliases
         ['_scalars', '_records'],
@@ -34,6 +34,7 @@ LAYERS = {
         ['_layout'],
         ['_message'],
         ['_path', '_lookup', '_typed'],
+        ['foreign_types'],
         ['schema'],
         ['_codec'],
         [''],

@@ -90,7 +90,9 @@ def test_models_use_their_own_serializers() -> None:
 
 def test_errors_name_the_field() -> None:
     bad: Any = object()
-    with pytest.raises(AMQPEncoderTypeError, match=r"^body\['a'\]\[0\]\['value'\]: AMQP 1.0 has no"):
+    with pytest.raises(
+        AMQPEncoderTypeError, match=r"^body\['a'\]\[0\]\['value'\]: AMQP 1.0 has no"
+    ):
         encode_amqp_bytes({'a': [Holder(bad)]})
     with pytest.raises(AMQPEncoderTypeError, match=r"^body\['items'\]\[0\]: "):
         encode_amqp_bytes(Order(1, [bad]))

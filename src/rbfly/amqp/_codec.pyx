@@ -26,11 +26,12 @@ from rbfly.amqp._layout cimport (
 )
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._path cimport name_part
+from rbfly.amqp._plan cimport Plan
 from rbfly.amqp._scalars cimport encode_binary
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
 )
-from rbfly.amqp._typed cimport Plan
+from rbfly.amqp._typed cimport type_body
 from rbfly.amqp._types cimport DECIMALS, Symbol, clip, plain_dict
 
 from rbfly.amqp._sections import DataBody, SequenceBody
@@ -416,7 +417,7 @@ def decode_amqp(buffer, *, type=None):
             data, <const uint8_t *> PyMemoryView_GET_BUFFER(data).buf, len(data), 0, 0
         )
     if type is not None:
-        typed_plan(type).type_body(ctx)
+        type_body(typed_plan(type), ctx)
     return ctx
 
 

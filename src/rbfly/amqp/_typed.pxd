@@ -1,45 +1,12 @@
 # Decode values into the classes of a program.  No ABI promise between releases.
 
-from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t
 
 from rbfly.amqp._message cimport Message
-
-
-# A field of a record.  The objects belong to tuples of the plan.
-ctypedef struct Field:
-    const uint8_t *key
-    Py_ssize_t size             # of the key, in bytes
-    PyObject *plan
-    PyObject *name              # of the attribute
-    PyObject *default           # NULL for none
-    PyObject *factory           # of the default; NULL for none
-
-
-cdef enum:
-    KINDS = 11                  # of values on the wire, see `kind_of`
-
-
-cdef class Plan:
-    cdef int work               # how to decode a value
-    cdef readonly str name      # of the type, for errors
-    cdef tuple parts            # everything that is borrowed below
-    cdef Plan item, key         # of a list or map
-    cdef object make            # class or function that makes the result
-    cdef object explain         # returns path and text for an exception of `make`
-    cdef dict members           # of an enumeration or Literal
-    cdef tuple plans            # of a tuple's items
-    cdef PyObject *choices[KINDS]      # plans of a union
-    cdef Field *fields
-    cdef Py_ssize_t count       # of fields
-    cdef int construction       # how to make a record
-    cdef tuple names            # of fields passed by keyword
-    cdef object after           # name of the method to call on a record; None for none
-    cdef bint strict            # unknown fields are errors
-
-    # Replace the body of a received context with the decoded one.
-    cdef int type_body(self, Message ctx) except -1
-
+from rbfly.amqp._plan cimport Plan
 
 # Decode the body of the message in [p, p + n); the owner of the bytes must stay alive.
 cdef object decode_typed(Plan plan, const uint8_t *p, Py_ssize_t n)
+
+# Replace the body of a received context with the decoded one.
+cdef int type_body(Plan plan, Message ctx) except -1

@@ -1,10 +1,8 @@
 """Decode AMQP values into the classes of a program, without a dict in between.
 
-A plan says how to decode the values of one type; :mod:`rbfly.amqp.schema` makes it from annotations.
 The keys of a map are compared with the fields in their order: most maps have that order.
 """
 
-cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
@@ -22,6 +20,11 @@ from rbfly.amqp._layout cimport (
 )
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_ascii, rbfly_is_ascii, rbfly_same
+from rbfly.amqp._plan cimport (
+    ANY, BODY, BOOL, BYTES, DATETIME, DICT, FLOAT, FOREIGN, INSTANCE, INT, KEYWORDS, K_BOOL, K_BYTES,
+    K_FLOAT, K_INT, K_LIST, K_MAP, K_NULL, K_OTHER, K_STR, K_TIME, K_UUID, LIST, MADE, NO_DEFAULT,
+    NULL_, ONE_OF, PAIRS, POSITIONS, RECORD, STR, TUPLE, UNION, UUID, Field, Plan,
+)
 from rbfly.amqp._types cimport MAX_DEPTH, Symbol, clip, datetime_class, uuid_class
 
 from rbfly.amqp._sections import SequenceBody
@@ -53,32 +56,8 @@ ctypedef PyObject *(*raw_make)(Plan plan, PyObject **values) noexcept
 ctypedef PyObject *(*raw_body)(Plan plan, Cursor *c) noexcept
 ctypedef int (*raw_fill)(Plan plan, Cursor *c, int depth, PyObject **values) noexcept
 
-# How to decode a value.
-cdef enum:
-    ANY, NULL_, BOOL, INT, FLOAT, STR, BYTES, DATETIME, UUID, LIST, DICT, TUPLE, RECORD, UNION,
-    MADE, ONE_OF, INSTANCE, FOREIGN, BODY
-
-# How to make a record: by position, by keyword, a dict, or an object whose attributes are set.
-cdef enum:
-    POSITIONS, KEYWORDS, PAIRS, ATTRIBUTES
-
-# Kinds of values on the wire.
-cdef enum:
-    K_NULL, K_BOOL, K_INT, K_FLOAT, K_STR, K_BYTES, K_LIST, K_MAP, K_TIME, K_UUID, K_OTHER
-
 cdef enum:
     ON_STACK = 32               # fields of a record whose values need no allocation
-
-cdef dict SCALARS = {
-    'Any': ANY, 'None': NULL_, 'bool': BOOL, 'int': INT, 'float': FLOAT, 'str': STR,
-    'bytes': BYTES, 'datetime': DATETIME, 'UUID': UUID,
-}
-cdef dict CONSTRUCTIONS = {
-    'positions': POSITIONS, 'keywords': KEYWORDS, 'pairs': PAIRS, 'attributes': ATTRIBUTES,
-}
-cdef list KIND_NAMES = [
-    'None', 'bool', 'int', 'float', 'str', 'bytes', 'list', 'dict', 'datetime', 'UUID', 'other',
-]
 
 cdef uint8_t[256] KIND_OF
 for _code in range(256):
@@ -99,9 +78,6 @@ KIND_OF[codes.LIST0] = KIND_OF[codes.LIST8] = KIND_OF[codes.LIST32] = K_LIST
 KIND_OF[codes.MAP8] = KIND_OF[codes.MAP32] = K_MAP
 KIND_OF[codes.TIMESTAMP] = K_TIME
 KIND_OF[codes.UUID] = K_UUID
-
-NO_DEFAULT = object()
-
 
 # --- errors ---
 
@@ -615,123 +591,9 @@ cdef object decode_typed(Plan plan, const uint8_t *p, Py_ssize_t n):
     return fail_at(NULL, None, '$') if found is NULL else rbfly_own(found)
 
 
-# --- plans ---
-
-@cython.final
-cdef class Plan:
-    """How to decode values of a type; one of the methods sets it up, and returns it.
-
-    :param name: name of the type, for errors.
-    """
-
-    def __init__(self, str name not None):
-        self.name = name
-        self.work = ANY
-
-    def __dealloc__(self):
-        PyMem_Free(self.fields)
-
-    cdef int type_body(self, Message ctx) except -1:
-        cdef object owner = ctx._owner      # hold a reference: classes may run any code
-        body = decode_typed(self, ctx._p, ctx._n)
-        ctx._body = body
-        ctx._body_ready = True
-        return 0
-
-    def scalar(self, str kind):
-        """A value without parts, by its name in SCALARS."""
-        self.work = SCALARS[kind]
-        return self
-
-    def list_of(self, Plan item not None):
-        """A list of items of one type."""
-        self.item = item
-        self.work = LIST
-        return self
-
-    def dict_of(self, Plan key not None, Plan item not None):
-        """A map from keys of one type to values of one type."""
-        self.key = key
-        self.item = item
-        self.work = DICT
-        return self
-
-    def tuple_of(self, items):
-        """A tuple with a fixed number of items."""
-        self.plans = tuple(items)
-        self.work = TUPLE
-        return self
-
-    def made_by(self, make, Plan item not None):
-        """What a function returns for a decoded item."""
-        self.make = make
-        self.item = item
-        self.work = MADE
-        return self
-
-    def one_of(self, dict members not None, make):
-        """A member of an enumeration, or with `make=None` of a Literal, by its value."""
-        self.members = members
-        self.make = make
-        self.work = ONE_OF
-        return self
-
-    def instance(self, cls):
-        """An instance of a class that the codec itself returns."""
-        self.make = cls
-        self.work = INSTANCE
-        return self
-
-    def foreign(self, make, explain, bint is_body=False):
-        """What a function of another library returns for a decoded value, or for the bytes of the
-        body; `explain` returns path and text of an error."""
-        self.make = make
-        self.explain = explain
-        self.work = BODY if is_body else FOREIGN
-        return self
-
-    def union_of(self, dict choices not None):
-        """A value of one of several types, by its kind on the wire, as in KIND_NAMES."""
-        self.parts = tuple(choices.values())
-        for kind, plan in choices.items():
-            self.choices[<int> KIND_NAMES.index(kind)] = <PyObject *> <Plan?> plan
-        self.work = UNION
-        return self
-
-    def record(
-        self, make, str construction, fields, tuple keywords=(), after=None, bint strict=False
-    ):
-        """An object with fields, from a map.
-
-        :param make: its class.
-        :param construction: by `positions` or `keywords`, or set `attributes`; or `pairs`, a dict.
-        :param fields: names of the attribute and of the key, plan, default, and factory of it.
-        :param keywords: names of the last fields, passed by keyword; of a dict, those that may be
-            missing.
-        :param after: name of the method to call when the attributes are set; None for none.
-        :param strict: unknown fields are errors.
-        """
-        cdef Py_ssize_t i
-        cdef bytes key
-        cdef tuple kept = tuple([(*field, field[1].encode()) for field in fields])
-        cdef Field *memory = <Field *> PyMem_Calloc(<size_t> len(kept) + 1, sizeof(Field))
-        if memory is NULL:
-            raise MemoryError()
-        for i in range(len(kept)):
-            name, _, plan, default, factory, key = kept[i]
-            memory[i].key = <const uint8_t *> PyBytes_AS_STRING(key)
-            memory[i].size = PyBytes_GET_SIZE(key)
-            memory[i].plan = <PyObject *> <Plan?> plan
-            memory[i].name = <PyObject *> name
-            memory[i].default = NULL if default is NO_DEFAULT else <PyObject *> default
-            memory[i].factory = NULL if factory is None else <PyObject *> factory
-        self.parts = kept
-        self.fields = memory
-        self.count = len(kept)
-        self.make = make
-        self.names = keywords
-        self.after = after
-        self.strict = strict
-        self.construction = CONSTRUCTIONS[construction]
-        self.work = RECORD
-        return self
+cdef int type_body(Plan plan, Message ctx) except -1:
+    cdef object owner = ctx._owner      # hold a reference: classes may run any code
+    body = decode_typed(plan, ctx._p, ctx._n)
+    ctx._body = body
+    ctx._body_ready = True
+    return 0

@@ -27,9 +27,7 @@ class Codec(Generic[T]):
     def __init__(self, encode: Callable[[T], bytes], decode: Callable[[bytes], T]) -> None:
         for name, function in (('encode', encode), ('decode', decode)):
             if not callable(function):
-                raise ArgumentTypeError(
-                    f'{name} must be a function, not {type(function).__name__}'
-                )
+                raise ArgumentTypeError(f'{name} must be a function, not {type(function).__name__}')
         self.encode = encode
         self.decode = decode
 

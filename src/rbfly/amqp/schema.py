@@ -7,9 +7,6 @@ types that belong to them.
 from __future__ import annotations
 
 import enum
-import re
-import sys
-import types
 import typing
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 from uuid import UUID
 
 from ..error import ArgumentTypeError
-from ._typed import NO_DEFAULT, Plan
+from ._plan import NO_DEFAULT, Plan
 from ._types import (
     AMQPArray,
     Char,
@@ -32,8 +29,17 @@ from ._types import (
     Symbol,
     Timestamp,
 )
+from .foreign_types import (
+    UNIONS,
+    belongs_to,
+    foreign_plan,
+    is_pydantic,
+    msgspec_plan,
+    name_of,
+    pydantic_plan,
+)
 
-__all__ = ['PLANS', 'body_plan', 'plan_of']
+__all__ = ['PLANS', 'plan_of']
 
 PLANS: dict[Any, Plan] = {}  # by type
 PLANS_MAX = 256
@@ -69,7 +75,6 @@ INSTANCES: dict[Any, str] = {
     Char: 'str',
     Timestamp: 'time',
 }
-UNIONS = (typing.Union, types.UnionType)
 LISTS = (list, Sequence, MutableSequence)
 MAPS = (dict, Mapping, MutableMapping)
 SETS: dict[Any, type[Any]] = {set: set, frozenset: frozenset, AbstractSet: frozenset}
@@ -78,8 +83,19 @@ WRAPPERS = tuple(
     for name in ('Required', 'NotRequired', 'ReadOnly', 'Final', 'ClassVar')
     if hasattr(typing, name)
 )
-MSGSPEC_ERROR = re.compile(r'(.*) - at `\$(.*)`', re.DOTALL)
-EVERY_KIND = 'None bool int float str bytes list dict datetime UUID other'.split()
+EVERY_KIND = [
+    'None',
+    'bool',
+    'int',
+    'float',
+    'str',
+    'bytes',
+    'list',
+    'dict',
+    'datetime',
+    'UUID',
+    'other',
+]
 
 
 class ForeignError(Exception):
@@ -101,25 +117,6 @@ class Field(NamedTuple):
     type: Any
     default: object
     factory: Callable[[], Any] | None
-
-
-def name_of(kind: Any) -> str:
-    """Name of a type, for errors."""
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is None or kind is type(None):
-        return 'None'
-    if kind is Ellipsis:
-        return '...'
-    if origin is None:
-        return getattr(kind, '__name__', None) or str(kind)
-    if origin is Annotated:
-        return name_of(args[0])
-    if origin is Literal:
-        return f'Literal[{", ".join(map(repr, args))}]'
-    names = [name_of(arg) for arg in args]
-    if origin in UNIONS:
-        return ' | '.join(names)
-    return f'{getattr(origin, "__name__", origin)}[{", ".join(names) or "()"}]'
 
 
 def plan_of(kind: Any) -> Plan:
@@ -144,81 +141,6 @@ def new_plan(kind: Any) -> Plan:
         return Schema().item(kind, {}, name_of(kind)).plan if found is None else found
     except ForeignError:
         return msgspec_plan(kind)
-
-
-def body_plan(decode: Callable[[bytes], Any]) -> Plan:
-    """Return the plan of a codec: a function that decodes the bytes of the body."""
-    return Plan('the codec').foreign(decode, explain_codec, True)
-
-
-# -- other libraries
-
-
-def belongs_to(kind: Any, library: str, name: str) -> bool:
-    """Whether a class is derived from one of a library, which is imported if that is so."""
-    module = sys.modules.get(library)
-    return module is not None and isinstance(kind, type) and issubclass(kind, getattr(module, name))
-
-
-def is_pydantic(kind: Any) -> bool:
-    return belongs_to(kind, 'pydantic', 'BaseModel') or hasattr(kind, '__pydantic_validator__')
-
-
-def foreign_plan(kind: Any) -> Plan | None:
-    """Return the plan of a type that another library decodes as a whole; None for others."""
-    args = [item for item in get_args(kind) if item is not type(None)]
-    if get_origin(kind) in UNIONS and len(args) > 1:
-        if all(is_pydantic(item) for item in args):
-            return pydantic_plan(kind)
-        if all(belongs_to(item, 'msgspec', 'Struct') for item in args):
-            return msgspec_plan(kind)
-    return None
-
-
-def pydantic_plan(kind: Any) -> Plan:
-    from pydantic import TypeAdapter
-
-    validate: Callable[[Any], Any] = TypeAdapter(kind).validate_python
-    return Plan(name_of(kind)).foreign(validate, explain_pydantic)
-
-
-def msgspec_plan(kind: Any) -> Plan:
-    import msgspec
-
-    def convert(value: Any) -> Any:
-        return msgspec.convert(value, kind)
-
-    return Plan(name_of(kind)).foreign(convert, explain_msgspec)
-
-
-def path_of(steps: Sequence[object]) -> str:
-    """The path of a value in a body."""
-    return ''.join(
-        f'.{step}' if isinstance(step, str) and step.isidentifier() else f'[{step!r}]'
-        for step in steps
-    )
-
-
-def explain_pydantic(error: Exception) -> tuple[str, str]:
-    """Path and text of an error of pydantic: the first of those that it lists."""
-    found = getattr(error, 'errors', None)
-    if found is None:
-        return explain_codec(error)
-    first, *others = found()
-    text = first['msg']
-    return path_of(first['loc']), f'{text} (and {len(others)} more)' if others else text
-
-
-def explain_msgspec(error: Exception) -> tuple[str, str]:
-    """Path and text of an error of msgspec."""
-    found = MSGSPEC_ERROR.fullmatch(str(error))
-    text, path = (found[1], found[2]) if found else (str(error), '')
-    return path, (text[:1].lower() + text[1:]).replace('`', '')
-
-
-def explain_codec(error: Exception) -> tuple[str, str]:
-    """Path and text of an error of a function of the program."""
-    return '', f'{type(error).__name__}: {error}'
 
 
 # -- annotations
@@ -284,16 +206,12 @@ class Schema:
         self.aliases.pop()
         return found
 
-    def members(
-        self, values: dict[Any, Any], make: Callable[[Any], Any] | None, name: str
-    ) -> Item:
+    def members(self, values: dict[Any, Any], make: Callable[[Any], Any] | None, name: str) -> Item:
         kinds = {name_of(type(value)) for value in values}
         known = sorted(kinds) if kinds <= {*EVERY_KIND} else EVERY_KIND
         return Item(Plan(name).one_of(values, make), known)
 
-    def union(
-        self, kind: Any, args: Sequence[Any], scope: Mapping[Any, Any], where: str
-    ) -> Item:
+    def union(self, kind: Any, args: Sequence[Any], scope: Mapping[Any, Any], where: str) -> Item:
         """A value of one of several types, which must differ in their kinds on the wire."""
         items = [self.item(arg, scope, where) for arg in args]
         if any(item.kinds is EVERY_KIND for item in items):
@@ -339,7 +257,7 @@ class Schema:
 
     def record(self, kind: Any, scope: Mapping[Any, Any], where: str) -> Item:
         """An object with fields, an enumeration, or a number with its own class."""
-        cls = get_origin(kind) or kind
+        cls: Any = get_origin(kind) or kind
         if not isinstance(cls, type):
             self.fail(kind, where)
         if is_pydantic(cls):
@@ -352,7 +270,7 @@ class Schema:
                 return Item(Plan(name_of(kind)).made_by(cls, item.plan), item.kinds)
         args = tuple(resolve(arg, scope) for arg in get_args(kind))
         if args:
-            kind = cls[args]  # type: ignore[index]
+            kind = cls[args]
         if kind in self.plans:
             return Item(self.plans[kind], ['dict'])
         if len(self.plans) == CLASSES_MAX:
@@ -397,9 +315,9 @@ class Schema:
         except Exception as ex:  # a name that is not defined in the module, for example
             self.fail(cls, name_of(cls), f'cannot read its annotations: {ex}')
 
-    def dataclass(self, plan: Plan, cls: type[Any], scope: Mapping[Any, Any]) -> None:
+    def dataclass(self, plan: Plan, cls: Any, scope: Mapping[Any, Any]) -> None:
         hints = self.hints(cls)
-        every: dict[str, Any] = vars_of(cls)
+        every: dict[str, Any] = cls.__dataclass_fields__
         fields = [item for item in every.values() if item.init and is_field(item)]
         found = [
             Field(
@@ -461,22 +379,17 @@ def resolve(kind: Any, scope: Mapping[Any, Any]) -> Any:
     return kind[tuple(resolve(item, scope) for item in variables)] if variables else kind
 
 
-def vars_of(cls: type[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-    return found
-
-
 def is_field(item: Any) -> bool:
     """Whether a value is passed to `__init__`: that of a field, or of an InitVar."""
-    return item._field_type.name != '_FIELD_CLASSVAR'
+    name: str = item._field_type.name
+    return name != '_FIELD_CLASSVAR'
 
 
-def sets_attributes(cls: type[Any], fields: Mapping[str, Any]) -> bool:
+def sets_attributes(cls: Any, fields: Mapping[str, Any]) -> bool:
     """Whether creating a dataclass only sets its attributes, and calls `__post_init__`."""
-    init: Any = cls.__init__
-    code = getattr(init, '__code__', None)
+    code = getattr(cls.__init__, '__code__', None)
     names = [item.name for item in fields.values() if item.init and is_field(item)]
-    frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    frozen = cls.__dataclass_params__.frozen
     return (
         all(item._field_type.name == '_FIELD' and item.init for item in fields.values())
         and cls.__new__ is object.__new__

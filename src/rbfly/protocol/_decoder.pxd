@@ -4,7 +4,8 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from rbfly.amqp._codec cimport decode_body, decode_context
 from rbfly.amqp._layout cimport DATA, data_head
 from rbfly.amqp._message cimport Message
-from rbfly.amqp._typed cimport Plan
+from rbfly.amqp._plan cimport Plan
+from rbfly.amqp._typed cimport type_body
 
 cdef extern from *:
     """
@@ -83,7 +84,7 @@ cdef class Decoder:
     ):
         cdef Message ctx = self._context(owner, p, n, offset, timestamp)
         if self.plan is not None:
-            self.plan.type_body(ctx)
+            type_body(self.plan, ctx)
         elif self.amqp and not ctx._body_ready and ctx._p[ctx._body_at + 2] != DATA:
             ctx.take_body()
         return ctx

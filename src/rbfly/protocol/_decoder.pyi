@@ -1,6 +1,6 @@
 from typing import Final, Literal, final
 
-from ..amqp._typed import Plan
+from ..amqp._plan import Plan
 
 @final
 class Decoder:

@@ -7,7 +7,8 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport open_sections
 from rbfly.amqp._message cimport Message
-from rbfly.amqp._typed cimport Plan, decode_typed
+from rbfly.amqp._plan cimport Plan
+from rbfly.amqp._typed cimport decode_typed
 
 from rbfly.error import AMQPDecoderError, without_frames
 

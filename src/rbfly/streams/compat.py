@@ -67,7 +67,9 @@ class PublisherBatchLimit(PublisherBatchFast):
             elif session.core.undeclared:
                 raise session.batch_full()
             else:  # raise the error of a message that cannot be encoded
-                one = PublishWindow(0, window.frame_max, 1, 0, None, window.amqp, None, window.encode)
+                one = PublishWindow(
+                    0, window.frame_max, 1, 0, None, window.amqp, None, window.encode
+                )
                 one.put(message, None)
                 self._contexts.append(message)
         except BaseException:

@@ -84,7 +84,7 @@ async def test_batches(
     async with client.subscribe(
         stored, type=Order, filter=every if filtered else None, **FROM_START
     ) as orders:
-        found = []
+        found: list[Order] = []
         async for batch in orders.batches(**arguments):
             found += batch
             assert [message.body for message in batch.contexts()] == [*batch]
@@ -142,21 +142,23 @@ async def test_wrong_messages_are_skipped(client: rbs.StreamsClient, mixed: str)
     assert await read_all(subscription) == [ORDERS[0], ORDERS[3]]
 
 
-async def test_wrong_messages_are_delivered_as_bytes(
-    client: rbs.StreamsClient, mixed: str
-) -> None:
+async def test_wrong_messages_are_delivered_as_bytes(client: rbs.StreamsClient, mixed: str) -> None:
     raw: Any = {'type': Order, 'on_decode_error': 'raw', **FROM_START}
     async with client.subscribe(mixed, **raw) as orders:
         found = [message async for message in orders.messages()]
     async with client.subscribe(mixed, **raw) as orders:
-        batched = []
+        batched: list[Any] = []
         async for batch in orders.batches():
             undecoded = [i for i, body in enumerate(batch) if type(body) is bytes]
             assert batch.undecoded == undecoded
             batched += batch.contexts()
     for messages in (found, batched):
         assert [type(message.body) for message in messages] == [Order, bytes, bytes, Order]
-        for message in (messages[1], copy.copy(messages[1]), pickle.loads(pickle.dumps(messages[1]))):
+        for message in (
+            messages[1],
+            copy.copy(messages[1]),
+            pickle.loads(pickle.dumps(messages[1])),
+        ):
             error = message.decode_error
             assert error is not None
             assert (error.path, error.offset, error.data) == ('$.id', 1, message.body)

@@ -16,7 +16,7 @@ from .._offsets.tracking import OffsetTracking
 from ..types import Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
-    from ...amqp._typed import Plan
+    from ...amqp._plan import Plan
     from ...amqp.body_codec import Codec
 
 Offsets = Offset | OffsetSource | Mapping[str, Offset | OffsetSource]
@@ -83,7 +83,8 @@ def requested_plan(kind: object, codec: Codec[Any] | None, amqp: bool) -> Plan |
     check_codec(codec, amqp)
     if kind is None and codec is None:
         return None
-    from ...amqp.schema import body_plan, plan_of
+    from ...amqp.foreign_types import body_plan
+    from ...amqp.schema import plan_of
 
     if codec is not None:
         if kind is not None:

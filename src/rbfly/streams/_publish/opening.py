@@ -7,7 +7,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ...checks import check_type
-from ...error import ArgumentError, ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError, about
+from ...error import (
+    ArgumentError,
+    ArgumentTypeError,
+    PublisherError,
+    PublisherNameInUse,
+    RbFlyError,
+    about,
+)
 from ...net.cluster import Cluster
 from ...net.observer import call_each
 from ...protocol.compression import Compression
@@ -19,9 +26,9 @@ from .publisher import Publisher
 from .session import PublisherSession
 
 if TYPE_CHECKING:
-    from ...amqp.body_codec import Codec
-
     import typing_extensions  # `typing` has no `default` before Python 3.13
+
+    from ...amqp.body_codec import Codec
 
     P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
 else:
