@@ -465,8 +465,6 @@ def typed(draw: st.DrawFn, depth: int = 0) -> tuple[Any, Any]:
     if depth > 3 or choice > 3:
         kind, values = draw(st.sampled_from(SIMPLE))
         return kind, draw(values)
-    kind: Any
-    other: Any
     kind, value = draw(typed(depth + 1))
     if choice == 0:
         return list.__class_getitem__(kind), [value] * draw(st.integers(0, 3))
@@ -492,6 +490,7 @@ def make_class(name: str, fields: Any) -> Any:
 @given(typed())
 def test_random_types(pair: tuple[Any, Any]) -> None:
     kind, value = pair
+    generic: Any = Box
     body = Box([value, {'a': value}])  # members of enumerations are encoded in fields
     pair_of = tuple.__class_getitem__((kind, dict.__class_getitem__((str, kind))))
-    assert decode(body, Box.__class_getitem__(pair_of)) == Box((value, {'a': value}))
+    assert decode(body, generic[pair_of]) == Box((value, {'a': value}))

@@ -257,9 +257,10 @@ class Schema:
 
     def record(self, kind: Any, scope: Mapping[Any, Any], where: str) -> Item:
         """An object with fields, an enumeration, or a number with its own class."""
-        cls: Any = get_origin(kind) or kind
-        if not isinstance(cls, type):
+        found = get_origin(kind) or kind
+        if not isinstance(found, type):
             self.fail(kind, where)
+        cls: Any = found
         if is_pydantic(cls):
             return Item(pydantic_plan(kind), ['dict'])
         if issubclass(cls, enum.Enum):

@@ -11,6 +11,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._cpython cimport rbfly_list, rbfly_list_give
 from rbfly._wire cimport load_u32
+from rbfly.amqp._codec cimport decode_context
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport data_head
 from rbfly.amqp._message cimport Message
@@ -250,7 +251,7 @@ cdef class MessageBatch:
             and (self.decoder.plan is None or self.decoder._type_error(at.p, at.n) is not None)
         ):
             owner = <object> at.owner
-            ctx = self.decoder._context(owner, at.p, at.n, offset, self.chunk_timestamp)
+            ctx = decode_context(owner, at.p, at.n, offset, self.chunk_timestamp / 1000.0)
             ctx._body = body
             ctx._body_ready = True
         elif self.decoder.amqp:

@@ -10,7 +10,6 @@ from cpython.object cimport PyObject
 
 from rbfly._turn cimport Turn
 from rbfly.amqp._message cimport Message
-from rbfly.amqp._typed cimport type_body
 from rbfly.protocol._batch cimport MessageBatch, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
 from rbfly.protocol._decoder cimport SKIP, Decoder, rbfly_steal
@@ -53,8 +52,6 @@ cdef class LastMessage:
                 self.owner, self.message, self.size, self.offset, self.timestamp
             )
             ctx._stream = self.stream
-            if self.decoder.plan is not None:
-                type_body(self.decoder.plan, ctx)
             self.built = ctx
         elif type(self.built) is MessageBatch:
             self.built = (<MessageBatch> self.built).build(len(self.built) - 1)

@@ -5,7 +5,6 @@ from rbfly.amqp._codec cimport decode_body, decode_context
 from rbfly.amqp._layout cimport DATA, data_head
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._plan cimport Plan
-from rbfly.amqp._typed cimport type_body
 
 cdef extern from *:
     """
@@ -25,8 +24,12 @@ ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
 
 cdef class Decoder
 
-# The body of a message that is plain bytes, or of a requested type.
+# The body or the context of a message that is plain bytes, or of a requested type.
 cdef object special(Decoder decoder, const uint8_t *p, Py_ssize_t n)
+cdef Message special_context(
+    Decoder decoder, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset,
+    int64_t timestamp,
+)
 ctypedef PyObject *(*raw_special)(Decoder decoder, const uint8_t *p, Py_ssize_t n) noexcept
 
 # What to do with a message that is not AMQP 1.0.
@@ -74,17 +77,15 @@ cdef class Decoder:
     cdef inline Message _context(
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
     ):
-        if self.amqp:
+        if self.plain:
             return decode_context(owner, p, n, offset, timestamp / 1000.0)
-        return raw_context(p, n, offset, timestamp)
+        return special_context(self, owner, p, n, offset, timestamp)
 
     # A context whose body is decodable: only data is checked when a context is created.
     cdef inline Message _full_context(
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
     ):
         cdef Message ctx = self._context(owner, p, n, offset, timestamp)
-        if self.plan is not None:
-            type_body(self.plan, ctx)
-        elif self.amqp and not ctx._body_ready and ctx._p[ctx._body_at + 2] != DATA:
+        if self.plain and not ctx._body_ready and ctx._p[ctx._body_at + 2] != DATA:
             ctx.take_body()
         return ctx

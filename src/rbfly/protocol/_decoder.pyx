@@ -4,11 +4,12 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from rbfly.amqp._codec cimport decode_context
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport open_sections
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._plan cimport Plan
-from rbfly.amqp._typed cimport decode_typed
+from rbfly.amqp._typed cimport decode_typed, type_body
 
 from rbfly.error import AMQPDecoderError, without_frames
 
@@ -21,6 +22,18 @@ cdef Message raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_
 
 cdef object special(Decoder decoder, const uint8_t *p, Py_ssize_t n):
     return p[:n] if decoder.plan is None else decode_typed(decoder.plan, p, n)
+
+
+cdef Message special_context(
+    Decoder decoder, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset,
+    int64_t timestamp,
+):
+    cdef Message ctx
+    if not decoder.amqp:
+        return raw_context(p, n, offset, timestamp)
+    ctx = decode_context(owner, p, n, offset, timestamp / 1000.0)
+    type_body(decoder.plan, ctx)
+    return ctx
 
 
 @cython.final

@@ -6,8 +6,8 @@ from rbfly.amqp._codec cimport data_size, put_data
 
 cdef int put_any_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
 
-# The message to send instead of one whose body a function of the program encodes to bytes.
-cdef object with_encoded_body(object encode, object message)
+# The same for a message whose body a function of the program encodes to bytes.
+cdef int put_custom(OutBuffer *out, object message, object encode, Py_ssize_t limit) except -1
 
 # Append u16 length and filter value, for Publish v2.
 cdef int put_filter(OutBuffer *out, object value) except -1
@@ -31,7 +31,7 @@ cdef inline int put_message(
 cdef class SubEntry:
     cdef readonly Py_ssize_t limit, count
     cdef readonly uint8_t code
-    cdef object compress
+    cdef object compress, encode
     cdef OutBuffer out
 
     cdef Py_ssize_t _put(self, object message, bint amqp, Py_ssize_t limit) except -1

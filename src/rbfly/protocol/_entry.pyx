@@ -105,11 +105,14 @@ cdef int put_any_message(
     return 0
 
 
-cdef object with_encoded_body(object encode, object message):
-    cdef Message received, made
-    if type(message) is not Message:
-        return encoded_body(encode, message)
-    received = message
+cdef int put_custom(OutBuffer *out, object message, object encode, Py_ssize_t limit) except -1:
+    if type(message) is Message:
+        return put_message(out, with_encoded_body(message, encode), True, limit)
+    return put_message(out, encoded_body(encode, message), True, limit)
+
+
+cdef Message with_encoded_body(Message received, object encode):
+    cdef Message made
     made = Message.__new__(Message)
     made._body = encoded_body(encode, received.take_body())
     made._body_ready = True
@@ -177,14 +180,16 @@ cdef class SubEntry:
     :param limit: maximum number of messages, 1 to 65535.
     :param code: the protocol's code of the compression.
     :param compress: returns compressed bytes of a memoryview; None for no compression.
+    :param encode: encodes the body of each message to bytes; None for AMQP 1.0 values.
     """
 
-    def __init__(self, Py_ssize_t limit, uint8_t code=0, compress=None):
+    def __init__(self, Py_ssize_t limit, uint8_t code=0, compress=None, encode=None):
         if not 1 <= limit <= RECORDS_MAX:
             raise ArgumentError(f'sub_entry_size must be from 1 to {RECORDS_MAX}, not {limit}')
         self.limit = limit
         self.code = code
         self.compress = compress
+        self.encode = encode
         out_open(&self.out, FIRST)
 
     def __dealloc__(self):
@@ -194,7 +199,10 @@ cdef class SubEntry:
         # Returns the position of the message, which the caller counts.  On an error, rolls back.
         cdef Py_ssize_t start = out_size(&self.out)
         try:
-            put_message(&self.out, message, amqp, limit)
+            if self.encode is None:
+                put_message(&self.out, message, amqp, limit)
+            else:
+                put_custom(&self.out, message, self.encode, limit)
         except BaseException:
             self.out.p = self.out.start + start
             trim(&self.out)

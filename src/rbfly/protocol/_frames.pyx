@@ -25,7 +25,7 @@ from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_copy
 from rbfly.amqp._types cimport clip
-from rbfly.protocol._entry cimport SubEntry, trim, with_encoded_body
+from rbfly.protocol._entry cimport SubEntry, put_custom, put_filter, put_message, trim
 from rbfly.protocol._pending cimport ConfirmWaiter, SubEntrySpan
 from rbfly.protocol._ring cimport Entry, contains, entry_at, reach, ring_open, ring_reserve
 
@@ -71,6 +71,19 @@ cdef int fail_entry(FrameBuilder builder, Py_ssize_t start) except -1:
         builder.out.p = builder.out.start + start
         trim(&builder.out)
         raise
+
+
+cdef int put_special(
+    FrameBuilder builder, object message, object value, Py_ssize_t limit
+) except -1:
+    cdef OutBuffer *out = &builder.out
+    cdef Py_ssize_t at = out_size(out)
+    if builder.filter_extract is not None:
+        put_filter(out, value)
+        limit -= out_size(out) - at
+    if builder.encode is not None:
+        return put_custom(out, message, builder.encode, limit)
+    return put_message(out, message, builder.amqp, limit)
 
 
 cdef inline int use_id(FrameBuilder builder, uint64_t id) except -1:
@@ -229,8 +242,6 @@ cdef class FrameBuilder:
             ring_reserve(&self.ring)
             if self.filter_extract is not None:
                 value = self._filter_value(message)
-            if self.encode is not None:
-                message = with_encoded_body(self.encode, message)
             if self.open is None:
                 self._open_frame()
             start = out_size(&self.out)
@@ -318,8 +329,6 @@ cdef class FrameBuilder:
         cdef SubEntry sub_entry = self.sub_entry
         cdef Py_ssize_t start, end, limit
         cdef SubEntrySpan span = None
-        if self.encode is not None:
-            message = with_encoded_body(self.encode, message)
         start = sub_entry._put(message, self.amqp, self.frame_max - (PREFIX - 4 + 12))
         end = out_size(&sub_entry.out)
         limit = min(self.frame_max - (PREFIX - 4 + SUB_HEADER), SUB_MAX)
