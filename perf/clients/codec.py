@@ -62,12 +62,25 @@ APP_PROPERTIES = {
     'urgent': True,
     'test': False,
 }
+ORDER = {
+    'id': 123_456,
+    'customer': 'customer-17',
+    'items': [
+        {'title': 'a book', 'price': 12.5, 'count': 2},
+        {'title': 'pen', 'price': 1.25, 'count': 10},
+        {'title': 'paper', 'price': 3.5, 'count': 100},
+    ],
+    'paid': True,
+    'note': None,
+    'tags': ['red', 'blue'],
+}
 MESSAGES = {
     'seed': Message(SEED),
     'data10': Message(b'0123456789'),
     'data1k': Message(bytes(range(256)) * 4),
     'properties': Message(SEED, PROPERTIES, APP_PROPERTIES),
     'nested': Message(document()),
+    'order': Message(ORDER),
 }
 
 

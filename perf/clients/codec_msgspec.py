@@ -4,7 +4,9 @@ from typing import Any
 
 import msgspec
 
+from ..lanes.kinds import TYPED_WORK
 from .codec import Case, Message
+from .typed import TYPES, build, typed
 
 
 class Body(msgspec.Struct):
@@ -40,6 +42,11 @@ def case(work: str, message: Message) -> Case:
         )
     if work == 'encode':
         return Case(f'encode({value})', names, data, decoder.decode)
+    if work == 'decode-by-hand':
+        return Case('build(decode(raw))', names | {'build': build}, build(data))
+    if work in TYPED_WORK:
+        names['decode'] = msgspec.msgpack.Decoder(TYPES[work]).decode
+        return Case('decode(raw)', names, typed(TYPES[work], data))
     if work == 'decode' and message.properties:
         names['decode'] = msgspec.msgpack.Decoder(Body).decode
         return Case('decode(raw).body', names, message.body)

@@ -11,6 +11,7 @@ from rbfly.amqp import (
     stream_message_ctx,
 )
 
+from ..lanes.kinds import TYPED_WORK
 from .codec import PROPERTIES, Case, Message
 
 SECTIONS = 'm.properties, m.app_properties, m.body'
@@ -43,7 +44,7 @@ def case(work: str, message: Message) -> Case:
         'stream_message_ctx': stream_message_ctx,
     }
     names['raw'] = eval(f'encode_amqp_bytes({context})', names)
-    expected = (message.body, message.properties, message.app_properties)
+    expected: Any = (message.body, message.properties, message.app_properties)
 
     def written(size: int) -> tuple[Any, ...]:
         return contents(decode_amqp(bytes(buffer[:size])))
@@ -54,6 +55,15 @@ def case(work: str, message: Message) -> Case:
         return Case(
             f'encode_amqp_bytes({context})', names, expected, lambda x: contents(decode_amqp(x))
         )
+    if work in TYPED_WORK:
+        from .typed import TYPES, build, typed
+
+        if work == 'decode-by-hand':
+            names['build'] = build
+            return Case('build(decode_amqp(raw).body)', names, build(message.body))
+        names['Order'] = TYPES[work]
+        expected = typed(TYPES[work], message.body)
+        return Case('decode_amqp(raw, type=Order).body', names, expected)
     if work == 'decode':
         return Case('decode_amqp(raw).body', names, message.body)
     fields: dict[str, Any] = dict(message.properties)

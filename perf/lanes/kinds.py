@@ -148,13 +148,18 @@ CODEC_WORK = {
     'encode': 'encoded to new bytes',
     'decode': 'decoded, and the body read',
     'decode-all': 'decoded, and all sections read',
+    'decode-typed': 'decoded to dataclasses',
+    'decode-struct': 'decoded to Structs of msgspec',
+    'decode-by-hand': 'decoded to a dict, from which the program builds dataclasses',
 }
+TYPED_WORK = ('decode-typed', 'decode-struct', 'decode-by-hand')
 CODEC_MESSAGES = {
     'seed': 'a small map',
     'data10': 'a body of 10 bytes',
     'data1k': 'a body of 1,024 bytes',
     'properties': 'the small map with 5 properties and 10 application properties',
     'nested': 'a document of 100 values in maps and lists',
+    'order': 'an order of 15 values, three items in it',
 }
 
 # What is consumed, and the number of messages at scale 1.
@@ -294,6 +299,8 @@ def codecs() -> None:
         for work, done in CODEC_WORK.items():
             # if there is only a body, reading all sections means reading the body
             if work == 'decode-all' and message != 'properties':
+                continue
+            if (work in TYPED_WORK) != (message == 'order'):
                 continue
             name, title, scale = f'{work}-{message}', f'{content}, {done}', 0.1 if nested else 1
             add(name, 'codec', title, 10_000, scale, **about)

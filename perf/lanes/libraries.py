@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .kinds import names
+from .kinds import TYPED_WORK, names
 from .model import BUSY_POLL, Library, Use
 
 DISTRIBUTION = 'rbfly-streams'  # of this project
@@ -57,8 +57,12 @@ def use(name: str, module: str, kinds: str, how: str, part: float = 1, **options
 
 
 def codec(name: str, how: str, into: bool = False) -> Use:
-    """How a library is used without a broker."""
-    kinds = tuple(kind for kind in names('codec') if into or not kind.startswith('encode-into'))
+    """How a library is used without a broker.
+
+    :param into: it encodes into a buffer, and decodes to types.
+    """
+    left_out = () if into else ('encode-into', *TYPED_WORK)
+    kinds = tuple(kind for kind in names('codec') if not kind.startswith(left_out))
     return Use(LIBRARIES[name], f'codec_{name}', kinds, how, 'none', '')
 
 
@@ -197,13 +201,13 @@ USES = (
     codec(
         'rbfly',
         '`encode_amqp(buffer, stream_message_ctx(data))`, `encode_amqp_bytes`,'
-        ' `decode_amqp(raw).body`',
+        ' `decode_amqp(raw).body`; typed: `decode_amqp(raw, type=Order).body`',
         into=True,
     ),
     codec(
         'msgspec',
         'MessagePack: one `Encoder` and one `Decoder`, `encode_into` for a buffer; sections as a'
-        ' map of three, or a `Struct` if only the body is read',
+        ' map of three, or a `Struct` if only the body is read; typed: `Decoder(Order)`',
         into=True,
     ),
     codec('rstream', '`bytes(AMQPMessage(value=data))`, `amqp_decoder(raw).value`'),

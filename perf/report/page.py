@@ -24,6 +24,8 @@ GOALS: tuple[tuple[str, str, float, float | None], ...] = (
     ('rbfly-batches-consume', 'raw-socket-consume', 0.85, None),
     ('rbfly-encode-into-seed', 'msgspec-encode-seed', 0.8, None),
     ('rbfly-decode-seed', 'msgspec-decode-seed', 0.8, None),
+    ('rbfly-decode-typed-order', 'msgspec-decode-typed-order', 1.0, None),
+    ('rbfly-decode-typed-order', 'rbfly-decode-by-hand-order', 1.0, None),
     ('rbfly-polling-single', 'bare-uvloop-polling-single', 0.9, None),
     ('rbfly-polling-batch', 'bare-uvloop-polling-batch', 0.85, None),
     *(

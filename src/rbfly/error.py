@@ -196,8 +196,10 @@ class AMQPError(RbFlyError):
 
 
 class AMQPDecoderError(AMQPError):
-    """Bytes that are not an AMQP 1.0 message.
+    """Bytes that are not an AMQP 1.0 message, or a body that is not of the requested type.
 
+    :ivar path: where the wrong value is in the body, if a type or codec was requested (str), e.g.
+        `$.items[3].price`; else None.
     :ivar position: index of the byte, in the message, at which decoding stopped; None if unknown.
     :ivar stream: name of the stream, or of the partition (str); None outside of a subscription.
     :ivar offset: offset of the message in its stream (int); None outside of a subscription.
@@ -207,14 +209,18 @@ class AMQPDecoderError(AMQPError):
     def __init__(self, message: str = '', position: int | None = None) -> None:
         super().__init__(message)
         self.position = position
+        self.path: str | None = None
         self.stream: str | None = None
         self.offset: int | None = None
         self.data: bytes | None = None
 
     def __str__(self) -> str:
         text = super().__str__()
+        if self.path is not None:
+            text = f'{self.path}: {text}'
         if self.offset is not None:
-            text += f' of the message at offset {self.offset}'
+            where = 'of' if self.path is None else 'in'
+            text += f' {where} the message at offset {self.offset}'
         return text if self.stream is None else f'{text} of stream {self.stream!r}'
 
 

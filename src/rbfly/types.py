@@ -7,7 +7,7 @@ milliseconds, also before 1970.  A subscription returns an aware `datetime` in U
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 from uuid import UUID
 
 from .amqp._types import (
@@ -37,6 +37,7 @@ __all__ = [
     'AMQPBody',
     'AMQPMap',
     'AMQPMessageId',
+    'AMQPRecord',
     'AMQPScalar',
     'AMQPSequence',
     'Byte',
@@ -63,9 +64,33 @@ AMQPScalar: TypeAlias = (
 )
 """A value that contains no other values."""
 
-AMQPBody: TypeAlias = AMQPScalar | Described | AMQPArray | Sequence[Any] | Mapping[Any, Any]
-"""Any AMQP value; also the type of a message body to send.  Type checkers do not check the values
-in a sequence or mapping: sending one that AMQP 1.0 has no type for raises
+
+class Dataclass(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class Struct(Protocol):
+    """A Struct of msgspec."""
+
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+
+class Model(Protocol):
+    """A model of pydantic."""
+
+    __pydantic_fields__: ClassVar[dict[str, Any]]
+
+
+AMQPRecord: TypeAlias = Dataclass | Struct | Model
+"""An object with fields, which is sent as a map, see :doc:`types`."""
+
+AMQPBody: TypeAlias = (
+    AMQPScalar | Described | AMQPArray | Sequence[Any] | Mapping[Any, Any] | AMQPRecord
+)
+"""Any AMQP value, or an object with fields; also the type of a message body to send.  Type checkers
+do not check the values in a sequence or mapping: sending one that AMQP 1.0 has no type for raises
 :class:`~rbfly.error.AMQPEncoderError`."""
 
 AMQPSequence: TypeAlias = Sequence[Any]

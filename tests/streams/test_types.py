@@ -5,6 +5,7 @@ mypy and pyright check the calls of `assert_type`, and that each error ignored h
 
 from collections import ChainMap, UserList, deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import (
     Any,
@@ -17,6 +18,8 @@ from typing import (
     get_type_hints,
 )
 
+import msgspec
+import pydantic
 import pytest
 
 import rbfly.streams as rbs
@@ -198,6 +201,91 @@ def test_contexts_have_any_body_unless_received_without_amqp() -> None:
     ctx.body = 'another type'
     assert_type(decode_amqp(encode_amqp_bytes(ctx)).body, Any)
     assert ctx.body == 'another type'
+
+
+@dataclass
+class Book:
+    """As an Item, but an object."""
+
+    title: str
+
+
+class BookStruct(msgspec.Struct):
+    title: str
+
+
+class BookModel(pydantic.BaseModel):
+    title: str
+
+
+async def test_objects_with_fields_can_be_sent(client: rbs.StreamsClient, stream: str) -> None:
+    books: list[Book] = [Book('a'), Book('b')]
+    async with client.publisher(stream) as publisher:
+        await publisher.send(Book('c'))
+        await publisher.send(BookStruct('d'))
+        await publisher.send(BookModel(title='e'))
+        await publisher.send_many(books)
+        await publisher.send(rbs.Message(Book('f')))
+        with pytest.raises(AMQPEncoderTypeError):
+            await publisher.send(Consumer)  # type: ignore[arg-type]
+    found: list[str] = []
+    async for book in client.subscribe(stream, offset=rbs.Offset.FIRST, type=BookStruct):
+        assert_type(book, BookStruct)
+        found.append(book.title)
+        if len(found) == 6:
+            break
+    assert ''.join(found) == 'cdeabf'
+
+
+async def test_received_bodies_have_the_requested_type(
+    client: rbs.StreamsClient, super_stream: str, published: str
+) -> None:
+    start = rbs.Offset.FIRST
+    books = client.subscribe(published, offset=start, type=Order)
+    assert_type(books, rbs.Subscription[Order])
+    async for book in books:
+        assert_type(book, Order)
+        assert book['items'][0]['title'] == 'book'
+        break
+    async for message in books.messages():
+        assert_type(message, rbs.MessageCtx[Order])
+        assert message.body == ORDER
+        break
+    async for batch in books.batches(1):
+        assert_type(batch, rbs.MessageBatch[Order])
+        assert_type(batch[0], Order)
+        break
+    assert_type(await books.fetch(1), rbs.MessageBatch[Order])
+    items = client.subscribe(published, offset=start, type=dict[str, Any])
+    assert_type(items, rbs.Subscription[dict[str, Any]])
+    either = client.subscribe(published, offset=start, type=Order | None)
+    assert_type(either, rbs.Subscription[Any])
+    parts = client.super_stream(super_stream).subscribe(type=Book)
+    assert_type(parts, rbs.SuperStreamSubscription[Book])
+    assert_type(decode_amqp(encode_amqp_bytes(Book('a')), type=Book).body, Book)
+
+
+def decode_book(data: bytes) -> Book:
+    return Book(data.decode())
+
+
+def encode_book(book: Book) -> bytes:
+    return book.title.encode()
+
+
+async def test_received_bodies_have_the_type_that_the_codec_returns(
+    client: rbs.StreamsClient, super_stream: str, stream: str
+) -> None:
+    codec = rbs.Codec(encode_book, decode_book)
+    assert_type(codec, rbs.Codec[Book])
+    async with client.publisher(stream, codec=codec) as publisher:
+        assert_type(publisher, rbs.Publisher)
+        await publisher.send(Book('a'))
+    books = client.subscribe(stream, offset=rbs.Offset.FIRST, codec=codec)
+    assert_type(books, rbs.Subscription[Book])
+    assert await anext(books) == Book('a')
+    parts = client.super_stream(super_stream).subscribe(codec=codec)
+    assert_type(parts, rbs.SuperStreamSubscription[Book])
 
 
 class Consumer(Generic[T]):

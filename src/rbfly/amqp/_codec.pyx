@@ -2,7 +2,9 @@
 
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
+)
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -25,11 +27,13 @@ from rbfly.amqp._layout cimport (
 )
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._path cimport name_part
+from rbfly.amqp._plan cimport Plan
 from rbfly.amqp._scalars cimport encode_binary
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
 )
-from rbfly.amqp._types cimport DECIMALS, AMQPArray, Described, clip, plain_dict
+from rbfly.amqp._typed cimport type_body
+from rbfly.amqp._types cimport DECIMALS, Symbol, clip, plain_dict
 
 from rbfly.amqp._sections import DataBody, SequenceBody
 from rbfly.error import (
@@ -176,12 +180,16 @@ cdef bint keeps_section(
     return is_same(value, build_section(&c, index))
 
 
+# Bodies that a program cannot change, or does not.
+cdef tuple UNCHANGING = (str, bytes, int, float, type(None), Symbol)
+
+
 cdef bint keeps_body(Message ctx) except -1:
     cdef Cursor c
     cdef object body = ctx._body
     if ctx._body_at < 0:
         return False
-    if not ctx._body_ready or not isinstance(body, (list, dict, Described, AMQPArray)):
+    if not ctx._body_ready or isinstance(body, UNCHANGING):
         return True
     cursor_open(&c, ctx._p, ctx._p + ctx._body_at, ctx._p + ctx._n)
     return is_same(body, build_body(&c))
@@ -399,7 +407,7 @@ cdef Message decode_context(
 
 
 @cython.binding(False)
-def decode_amqp(buffer):
+def decode_amqp(buffer, *, type=None):
     """Decode a message.
 
     The structure of the message (its sections, and that they fill the buffer) is checked
@@ -409,19 +417,44 @@ def decode_amqp(buffer):
     None.  The context keeps `bytes` and read-only memoryviews alive without copying them; it
     copies a writable buffer once.
 
-    Raises MessageTypeError if the argument has no buffer.
+    Raises MessageTypeError if the argument has no buffer, and ArgumentTypeError for a type that
+    cannot be decoded.
 
     :param buffer: one encoded message (bytes, bytearray or memoryview).
+    :param type: type of the body, which is checked and built immediately: a dataclass, a Struct of
+        msgspec, a TypedDict, a model of pydantic, or any other annotation; None for what the
+        message contains.
     :returns: the message (Message).
     """
-    data = buffer if type(buffer) is bytes else readonly_buffer(buffer)
-    if type(data) is bytes:
-        return decode_context(
+    cdef Message ctx
+    data = buffer if PyBytes_CheckExact(buffer) else readonly_buffer(buffer)
+    if PyBytes_CheckExact(data):
+        ctx = decode_context(
             data, <const uint8_t *> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), 0, 0
         )
-    return decode_context(
-        data, <const uint8_t *> PyMemoryView_GET_BUFFER(data).buf, len(data), 0, 0
-    )
+    else:
+        ctx = decode_context(
+            data, <const uint8_t *> PyMemoryView_GET_BUFFER(data).buf, len(data), 0, 0
+        )
+    if type is not None:
+        type_body(typed_plan(type), ctx)
+    return ctx
+
+
+cdef dict PLANS = None      # of types, see `rbfly.amqp.schema`
+cdef object plan_of = None
+
+
+cdef Plan typed_plan(object kind):
+    """The plan of a type; what makes plans is imported for the first one."""
+    global PLANS, plan_of
+    if PLANS is None:
+        from rbfly.amqp.schema import PLANS, plan_of
+    try:
+        found = PLANS.get(kind)
+    except TypeError:           # it has no hash, as its annotations
+        found = None
+    return plan_of(kind) if found is None else found
 
 
 cdef object readonly_buffer(object data):

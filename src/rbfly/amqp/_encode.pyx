@@ -17,6 +17,7 @@ from rbfly._wire cimport (
     store_u32,
 )
 from rbfly.amqp cimport _constructors as codes
+from rbfly.amqp._records cimport READERS, fields_of
 from rbfly.amqp._scalars cimport (
     encode_binary, encode_integer, encode_symbol, encode_text, encode_unsigned, fail_size,
     put_double, put_integer, put_sized, put_uuid,
@@ -434,6 +435,8 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return encode_described(out, value, depth)
     if kind is AMQPArray:
         return encode_array(out, value, depth)
+    if READERS.get(kind) is not None:
+        return encode_map(out, fields_of(value), depth, KEYS_ANY)
     for base in kind.__mro__:
         code = WIRE_CLASSES.get(base)
         if code is not None:
@@ -454,6 +457,9 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return put_uuid(out, value)
     if isinstance(value, Mapping):
         return encode_map(out, value, depth, KEYS_ANY)
+    pairs = fields_of(value)
+    if pairs is not None:
+        return encode_map(out, pairs, depth, KEYS_ANY)
     if PySequence_Check(value) and not isinstance(value, type):
         if depth >= MAX_DEPTH:
             fail_depth()
@@ -465,8 +471,6 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
 
 cdef str substitute(object value):
     # What to send instead of a value that AMQP 1.0 has no type for, as an expression.
-    if hasattr(type(value), '__dataclass_fields__'):
-        return 'dataclasses.asdict(value)'
     if isinstance(value, Enum):
         return 'value.value'
     return 'list(value)' if hasattr(type(value), '__iter__') else 'str(value)'

@@ -64,8 +64,10 @@ cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
 
 
 # The sections other than the body: their values, and positions (-1: absent or replaced).  The bits
-# of `replaced` are the indices of those that the program has set.
+# of `replaced` are the indices of those that the program has set.  `error` says why the body is not
+# of the requested type.
 cdef class Sections:
+    cdef object error
     cdef object header, delivery_annotations, annotations, properties, app_properties, footer
     cdef Layout layout
     cdef int replaced

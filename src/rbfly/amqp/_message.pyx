@@ -232,16 +232,19 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
 
     @property
     def decode_error(self):
-        """Why the message is not AMQP 1.0 (AMQPDecoderError); None if it is.
+        """Why the message is not AMQP 1.0, or not of the requested type (AMQPDecoderError); None if
+        it is.
 
         A subscription with `on_decode_error='raw'` delivers such messages; the body is their bytes.
         """
         cdef Cursor c
-        cdef Sections sections
+        cdef Sections sections = self._sections
         cdef object owner = self._owner
-        if owner is None or self._sections is None:
+        if owner is None or sections is None:
             return None
         try:
+            if sections.error is not None:
+                raise sections.error
             sections = open_sections(self._p, self._n)
             if sections.layout.body_at < self._n:
                 cursor_open(&c, self._p, self._p + sections.layout.body_at, self._p + self._n)
@@ -334,6 +337,7 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
             bool(self._body_ready),
             self._body_at < 0,
             None if sections is None else [get_field(sections, i) for i in range(6)],
+            None if sections is None else sections.error,
             0 if sections is None else sections.replaced,
             absent,
             self._stream, self._offset, self._timestamp, self._publish_id,
@@ -342,7 +346,7 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
 
 
 def restore_message(
-    bytes raw, body, bint body_ready, bint body_set, list fields, int replaced, int absent,
+    bytes raw, body, bint body_ready, bint body_set, list fields, object error, int replaced, int absent,
     str stream, uint64_t offset, double timestamp, uint64_t publish_id, bint is_set_publish_id,
 ):
     cdef Message ctx = Message.__new__(Message)
@@ -366,6 +370,7 @@ def restore_message(
     ctx._body_at = -1 if body_set else sections.layout.body_at
     if fields is not None:
         ctx._sections = sections
+        sections.error = error
         sections.replaced = replaced
         for i in range(6):
             set_field(sections, i, fields[i])

@@ -33,7 +33,7 @@ cdef extern from *:
             to[0] = from[0]; to[n >> 1] = from[n >> 1]; to[n - 1] = from[n - 1];
         }
     }
-    /* Whether two blocks of n <= RBFLY_CACHE_MAX bytes are equal. */
+    /* Whether two short blocks are equal. */
     static inline int rbfly_same(const uint8_t *a, const uint8_t *b, Py_ssize_t n) {
         uint64_t x, y, u, v;
         uint32_t s, t;
@@ -170,6 +170,7 @@ cdef extern from *:
 
     Py_ssize_t rbfly_need(uint8_t code) noexcept
     void rbfly_copy(uint8_t *to, const uint8_t *source, Py_ssize_t n) noexcept
+    bint rbfly_same(const uint8_t *a, const uint8_t *b, Py_ssize_t n) noexcept
     bint rbfly_is_ascii(const uint8_t *p, Py_ssize_t n) noexcept
     bint rbfly_ascii_data(PyObject *s, const char **data, Py_ssize_t *n) noexcept
     str rbfly_ascii(const uint8_t *p, Py_ssize_t n)

@@ -14,6 +14,7 @@ from rbfly.amqp._encode cimport (
     KEYS_ANNOTATION, KEYS_ANY, KEYS_STRING, encode_map, encode_value,
 )
 from rbfly.amqp._message cimport Message
+from rbfly.amqp._records cimport fields_of
 from rbfly.amqp._sections cimport PROPERTY_NAMES, AMQPProperties
 from rbfly.amqp._types cimport (
     MAX_DEPTH, AMQPArray, Described, Symbol, clip, is_datetime, is_uuid, plain_dict, plain_list,
@@ -86,6 +87,8 @@ cdef class Search:
         try:
             if isinstance(value, Mapping):
                 pairs = plain_dict(value)
+            elif (pairs := fields_of(value)) is not None:
+                pass
             elif PySequence_Check(value):
                 items = plain_list(value)
             elif self.fails(value, depth, NO_KEY):

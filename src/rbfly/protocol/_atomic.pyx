@@ -39,9 +39,9 @@ cdef class AtomicBatch:
             )
         self.window = window
         if like is None:
-            self.messages = SubEntry(ATOMIC_MAX)
+            self.messages = SubEntry(ATOMIC_MAX, encode=window.encode)
         else:
-            self.messages = SubEntry(ATOMIC_MAX, like.code, like.compress)
+            self.messages = SubEntry(ATOMIC_MAX, like.code, like.compress, window.encode)
 
     @property
     def count(self):

@@ -11,12 +11,13 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._cpython cimport rbfly_list, rbfly_list_give
 from rbfly._wire cimport load_u32
+from rbfly.amqp._codec cimport decode_context
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport data_head
 from rbfly.amqp._message cimport Message
 from rbfly.protocol._chunk cimport Chunk
 from rbfly.protocol._decoder cimport (
-    Decoder, raw_context, rbfly_bytes, rbfly_steal, undecodable_context,
+    Decoder, raw_context, rbfly_bytes, rbfly_steal,
 )
 
 from collections.abc import Sequence
@@ -151,6 +152,8 @@ cdef class MessageBatch:
         cdef bint failed = False
         cdef list bodies = self.bodies
         cdef PyObject *body
+        if self.decoder.plan is not None:
+            return 0
         while i < count and end - p >= 4:
             n = load_u32(p)
             if n > end - p - 4:
@@ -243,13 +246,16 @@ cdef class MessageBatch:
         at = &self.slices[index]
         body = self.bodies[index]
         # A body as long as its message was not AMQP 1.0 and is returned as bytes.
-        if self.decoder.amqp and not (type(body) is bytes and len(<bytes> body) == at.n):
+        if self.decoder.amqp and not (
+            type(body) is bytes and len(<bytes> body) == at.n
+            and (self.decoder.plan is None or self.decoder._type_error(at.p, at.n) is not None)
+        ):
             owner = <object> at.owner
-            ctx = self.decoder._context(owner, at.p, at.n, offset, self.chunk_timestamp)
+            ctx = decode_context(owner, at.p, at.n, offset, self.chunk_timestamp / 1000.0)
             ctx._body = body
             ctx._body_ready = True
         elif self.decoder.amqp:
-            ctx = undecodable_context(at.p, at.n, offset, self.chunk_timestamp)
+            ctx = self.decoder._undecodable_context(at.p, at.n, offset, self.chunk_timestamp)
         else:
             ctx = raw_context(at.p, at.n, offset, self.chunk_timestamp)
         ctx._stream = self.stream

@@ -12,7 +12,7 @@ from rbfly._turn cimport Turn
 from rbfly.amqp._message cimport Message
 from rbfly.protocol._batch cimport MessageBatch, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
-from rbfly.protocol._decoder cimport SKIP, Decoder, rbfly_steal, undecodable_context
+from rbfly.protocol._decoder cimport SKIP, Decoder, rbfly_steal
 from rbfly.protocol._identity cimport LastChunk
 
 from rbfly.error import AMQPDecoderError, ChunkError, MessageContextError, SubscriptionError
@@ -414,7 +414,7 @@ cdef class MessageCursor:
         try:
             return self.decoder._undecodable(p, n, offset, self.stream)
         finally:
-            ctx = undecodable_context(p, n, offset, chunk.timestamp)
+            ctx = self.decoder._undecodable_context(p, n, offset, chunk.timestamp)
             ctx._stream = self.stream
             self.last.built = ctx
 
@@ -446,7 +446,7 @@ cdef class MessageCursor:
                     return ctx
             except AMQPDecoderError as ex:
                 if decoder._handle(ex, p, n, offset, self.stream) is not None:
-                    ctx = undecodable_context(p, n, offset, chunk.timestamp)
+                    ctx = decoder._undecodable_context(p, n, offset, chunk.timestamp)
                     ctx._stream = self.stream
                     return ctx
             if self.turn._is_over():

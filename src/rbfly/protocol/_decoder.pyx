@@ -4,11 +4,14 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from rbfly.amqp._codec cimport decode_context
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport open_sections
 from rbfly.amqp._message cimport Message
+from rbfly.amqp._plan cimport Plan
+from rbfly.amqp._typed cimport decode_typed, type_body
 
-from rbfly.error import AMQPDecoderError
+from rbfly.error import AMQPDecoderError, without_frames
 
 POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
 
@@ -17,14 +20,19 @@ cdef Message raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_
     return Message(p[:n], stream_offset=offset, stream_timestamp=timestamp / 1000.0)
 
 
-cdef Message undecodable_context(
-    const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+cdef object special(Decoder decoder, const uint8_t *p, Py_ssize_t n):
+    return p[:n] if decoder.plan is None else decode_typed(decoder.plan, p, n)
+
+
+cdef Message special_context(
+    Decoder decoder, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset,
+    int64_t timestamp,
 ):
-    cdef Message ctx = raw_context(p, n, offset, timestamp)
-    ctx._owner = ctx._body
-    ctx._p = <const uint8_t *> PyBytes_AS_STRING(ctx._body)
-    ctx._n = n
-    ctx._sections = open_sections(NULL, 0)
+    cdef Message ctx
+    if not decoder.amqp:
+        return raw_context(p, n, offset, timestamp)
+    ctx = decode_context(owner, p, n, offset, timestamp / 1000.0)
+    type_body(decoder.plan, ctx)
     return ctx
 
 
@@ -33,13 +41,34 @@ cdef class Decoder:
     """Decodes the messages of a subscription.
 
     :param amqp: decode messages as AMQP 1.0; if false, return their bytes.
+    :param plan: decodes bodies to a requested type (Plan); None for what the messages contain.
     :param on_decode_error: what to do with a message that is not AMQP 1.0: `'raise'`, `'skip'`, or
         return its bytes (`'raw'`).
     """
 
-    def __init__(self, bint amqp=True, str on_decode_error='raise'):
+    def __init__(self, bint amqp=True, str on_decode_error='raise', Plan plan=None):
         self.amqp = amqp
+        self.plan = plan
+        self.plain = amqp and plan is None
         self.policy = POLICIES[on_decode_error]
+
+    cdef Message _undecodable_context(
+        self, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+    ):
+        cdef Message ctx = raw_context(p, n, offset, timestamp)
+        ctx._owner = ctx._body
+        ctx._p = <const uint8_t *> PyBytes_AS_STRING(ctx._body)
+        ctx._n = n
+        ctx._sections = open_sections(NULL, 0)
+        ctx._sections.error = self._type_error(ctx._p, n)
+        return ctx
+
+    cdef object _type_error(self, const uint8_t *p, Py_ssize_t n):
+        if self.plan is not None:
+            try:
+                decode_typed(self.plan, p, n)
+            except AMQPDecoderError as ex:
+                return without_frames(ex)
 
     cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream):
         """Handle the current exception: return the message's bytes, None to skip it, or raise."""

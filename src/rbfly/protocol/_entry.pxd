@@ -11,6 +11,9 @@ cdef enum:
 
 cdef int put_any_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
 
+# The same for a message whose body a function of the program encodes to bytes.
+cdef int put_custom(OutBuffer *out, object message, object encode, Py_ssize_t limit) except -1
+
 # Append u16 length and filter value, for Publish v2.
 cdef int put_filter(OutBuffer *out, object value) except -1
 
@@ -33,7 +36,7 @@ cdef inline int put_message(
 cdef class SubEntry:
     cdef readonly Py_ssize_t limit, count
     cdef readonly uint8_t code
-    cdef object compress
+    cdef object compress, encode
     cdef OutBuffer out
     cdef bytes stored               # compressed messages of a closed entry; None if not smaller
 

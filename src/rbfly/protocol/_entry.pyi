@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Final, final
+from typing import Any, Final, final
 
 @final
 class SubEntry:
@@ -7,5 +7,9 @@ class SubEntry:
     code: Final[int]
     count: Final[int]
     def __init__(
-        self, limit: int, code: int = 0, compress: Callable[[memoryview], bytes] | None = None
+        self,
+        limit: int,
+        code: int = 0,
+        compress: Callable[[memoryview], bytes] | None = None,
+        encode: Callable[[Any], bytes] | None = None,
     ) -> None: ...

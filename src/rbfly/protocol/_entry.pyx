@@ -23,8 +23,11 @@ from rbfly._wire cimport (
 from rbfly.amqp._codec cimport encode_message
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._path cimport name_part
+from rbfly.amqp._types cimport clip
 
-from rbfly.error import ArgumentError, ArgumentTypeError, MessageTooLarge
+from rbfly.error import (
+    AMQPEncoderTypeError, AMQPEncoderValueError, ArgumentError, ArgumentTypeError, MessageTooLarge,
+)
 
 
 cdef enum:
@@ -103,6 +106,41 @@ cdef int put_any_message(
     return 0
 
 
+cdef int put_custom(OutBuffer *out, object message, object encode, Py_ssize_t limit) except -1:
+    if type(message) is Message:
+        return put_message(out, with_encoded_body(message, encode), True, limit)
+    return put_message(out, encoded_body(encode, message), True, limit)
+
+
+cdef Message with_encoded_body(Message received, object encode):
+    cdef Message made
+    made = Message.__new__(Message)
+    made._body = encoded_body(encode, received.take_body())
+    made._body_ready = True
+    made._body_at = -1
+    made._owner = received._owner
+    made._p = received._p
+    made._n = received._n
+    made._sections = received._sections
+    return made
+
+
+cdef bytes encoded_body(object encode, object body):
+    try:
+        data = encode(body)
+    except MemoryError:
+        raise
+    except Exception as ex:
+        raise AMQPEncoderValueError(
+            f'the codec cannot encode {clip(body)}: {type(ex).__name__}: {ex}'
+        ) from ex
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise AMQPEncoderTypeError(
+            f'the codec must return bytes for a body, not {type(data).__name__}'
+        )
+    return bytes(data)
+
+
 cdef int put_filter(OutBuffer *out, object value) except -1:
     cdef Py_ssize_t n = 0
     cdef const char *text = NULL
@@ -143,14 +181,16 @@ cdef class SubEntry:
     :param limit: maximum number of messages, 1 to 65535.
     :param code: the protocol's code of the compression.
     :param compress: returns compressed bytes of a memoryview; None for no compression.
+    :param encode: encodes the body of each message to bytes; None for AMQP 1.0 values.
     """
 
-    def __init__(self, Py_ssize_t limit, uint8_t code=0, compress=None):
+    def __init__(self, Py_ssize_t limit, uint8_t code=0, compress=None, encode=None):
         if not 1 <= limit <= RECORDS_MAX:
             raise ArgumentError(f'sub_entry_size must be from 1 to {RECORDS_MAX}, not {limit}')
         self.limit = limit
         self.code = code
         self.compress = compress
+        self.encode = encode
         out_open(&self.out, FIRST)
 
     def __dealloc__(self):
@@ -160,7 +200,10 @@ cdef class SubEntry:
         # Returns the position of the message, which the caller counts.  On an error, rolls back.
         cdef Py_ssize_t start = out_size(&self.out)
         try:
-            put_message(&self.out, message, amqp, limit)
+            if self.encode is None:
+                put_message(&self.out, message, amqp, limit)
+            else:
+                put_custom(&self.out, message, self.encode, limit)
         except BaseException:
             self.out.p = self.out.start + start
             trim(&self.out)

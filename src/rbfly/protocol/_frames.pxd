@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport OutBuffer, out_reserve, out_size, put_u64
 from rbfly.amqp._codec cimport SHORT
-from rbfly.protocol._entry cimport SubEntry, put_filter, put_message
+from rbfly.protocol._entry cimport SubEntry, put_message
 from rbfly.protocol._pending cimport ConfirmWaiter
 from rbfly.protocol._ring cimport Entry, Ids, Ring, entry_at, reach
 
@@ -41,8 +41,9 @@ cdef class FrameBuilder:
     cdef readonly Py_ssize_t queued, frame_max, max_unconfirmed, frame_entries
     cdef object filter_extract
     cdef readonly bint amqp
+    cdef readonly object encode     # encodes bodies to bytes; None for none
     cdef bint busy
-    cdef bint plain                 # neither sub-entries nor filter values
+    cdef bint plain                 # neither sub-entries, nor filter values, nor `encode`
     # How many short messages the open frame certainly takes, and where the last one may start if
     # it is empty; 0 if unknown.
     cdef Py_ssize_t room
@@ -104,6 +105,12 @@ cdef inline int use_id(FrameBuilder builder, uint64_t id) except -1:
     return 0
 
 
+# Append filter value and message of a publisher that is not plain.
+cdef int put_special(
+    FrameBuilder builder, object message, object value, Py_ssize_t limit
+) except -1
+
+
 # Append publishing id, filter value and message to the open frame.  On an error, the caller rolls
 # back.
 cdef inline int put_entry(
@@ -111,14 +118,11 @@ cdef inline int put_entry(
 ) except -1:
     cdef OutBuffer *out = &builder.out
     cdef Py_ssize_t limit = builder.frame_max - (PREFIX - 4) - 12
-    cdef Py_ssize_t at
     out_reserve(out, 8)
     put_u64(out, id)
-    if builder.filter_extract is not None:
-        at = out_size(out)
-        put_filter(out, value)
-        limit -= out_size(out) - at
-    return put_message(out, message, builder.amqp, limit)
+    if builder.plain:
+        return put_message(out, message, builder.amqp, limit)
+    return put_special(builder, message, value, limit)
 
 
 # Add the entry from `start` to the end of the open frame; the ring has space.

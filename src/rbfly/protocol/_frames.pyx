@@ -25,7 +25,9 @@ from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_copy
 from rbfly.amqp._types cimport clip
-from rbfly.protocol._entry cimport SUB_HEADER, SUB_MAX, SubEntry, trim
+from rbfly.protocol._entry cimport (
+    SUB_HEADER, SUB_MAX, SubEntry, put_custom, put_filter, put_message, trim,
+)
 from rbfly.protocol._pending cimport ConfirmWaiter, SubEntrySpan
 from rbfly.protocol._ring cimport Entry, contains, entry_at, ring_open, ring_reserve
 
@@ -71,6 +73,19 @@ cdef int fail_entry(FrameBuilder builder, Py_ssize_t start) except -1:
         raise
 
 
+cdef int put_special(
+    FrameBuilder builder, object message, object value, Py_ssize_t limit
+) except -1:
+    cdef OutBuffer *out = &builder.out
+    cdef Py_ssize_t at = out_size(out)
+    if builder.filter_extract is not None:
+        put_filter(out, value)
+        limit -= out_size(out) - at
+    if builder.encode is not None:
+        return put_custom(out, message, builder.encode, limit)
+    return put_message(out, message, builder.amqp, limit)
+
+
 cdef class FrameBuilder:
     """Frames of one publisher, finished or open, and a ring buffer of their entries.
 
@@ -81,6 +96,7 @@ cdef class FrameBuilder:
     :param filter_extract: returns a message's filter value (str or None); None for Publish v1.
     :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
     :param sub_entry: collects the messages of the open sub-entry; None for no sub-entries.
+    :param encode: encodes the body of each message to bytes; None for AMQP 1.0 values.
     :ivar queued: number of messages that are encoded but not sent (int).
     """
 
@@ -93,6 +109,7 @@ cdef class FrameBuilder:
         filter_extract=None,
         bint amqp=True,
         SubEntry sub_entry=None,
+        encode=None,
     ):
         if max_unconfirmed < 1:
             raise ArgumentError('max_unconfirmed must be at least 1')
@@ -108,7 +125,8 @@ cdef class FrameBuilder:
         self.next_id = next_id
         self.filter_extract = filter_extract
         self.amqp = amqp
-        self.plain = filter_extract is None and sub_entry is None
+        self.encode = encode
+        self.plain = filter_extract is None and sub_entry is None and encode is None
         self.sub_entry_spans = []
         self.frames = []
         self.capacity_hint = SMALLEST_FRAME
@@ -163,7 +181,9 @@ cdef class FrameBuilder:
         cdef Py_ssize_t left = limit
         # User code may be slow for any message; compression may be slow for any sub-entry.
         cdef bint timed = turn is not None and (
-            type(iterator) not in PLAIN_ITERATORS or self.filter_extract is not None
+            type(iterator) not in PLAIN_ITERATORS
+            or self.filter_extract is not None
+            or self.encode is not None
         )
         if limit <= 0:
             return True

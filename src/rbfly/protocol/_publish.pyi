@@ -12,6 +12,7 @@ class PublishWindow:
     publisher_id: Final[int]
     next_id: Final[int]
     amqp: Final[bool]
+    encode: Final[Callable[[Any], bytes] | None]
     queued: Final[int]
     frame_max: Final[int]
     max_unconfirmed: Final[int]
@@ -39,6 +40,7 @@ class PublishWindow:
         filter_extract: Callable[[Message], str | None] | None = None,
         amqp: bool = True,
         sub_entry: SubEntry | None = None,
+        encode: Callable[[Any], bytes] | None = None,
     ) -> None: ...
     def append(self, message: AMQPBody | Message, waiter: ConfirmWaiter) -> int: ...
     def put(self, message: AMQPBody | Message, future: Any) -> int: ...

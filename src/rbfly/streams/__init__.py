@@ -14,6 +14,7 @@ from .client import StreamsClient, streams_client
 from .types import BloomFilterExtract, Commit, MessageFilter, OnDecodeError, OnGap, StreamStats
 
 if TYPE_CHECKING:
+    from ..amqp.body_codec import Codec
     from ..protocol._batch import MessageBatch
     from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar
     from . import events as events
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     'AMQPAnnotations', 'AMQPAppProperties', 'AMQPBody', 'AMQPHeader', 'AMQPScalar',
-    'AuthMechanism', 'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Commit',
+    'AuthMechanism', 'BasePublisher', 'BaseSubscription', 'BloomFilterExtract', 'Codec', 'Commit',
     'Compression', 'Confirmation', 'ConnectionDescription', 'Credentials', 'Description',
     'ErrorDescription', 'Group', 'Health', 'Message', 'MessageBatch', 'MessageCtx',
     'MessageFilter', 'Metrics', 'MetricsExporter', 'MetricsSource', 'Offset', 'OffsetTracking',
@@ -80,6 +81,7 @@ else:  # a program pays only for what it uses
     __getattr__ = later(
         __name__,
         {
+            'rbfly.amqp.body_codec': 'Codec',
             'rbfly.protocol._batch': 'MessageBatch',
             'rbfly.types': 'AMQPAnnotations AMQPAppProperties AMQPBody AMQPScalar',
             'rbfly.streams.compat': 'PublisherBatch PublisherBatchFast PublisherBatchLimit'

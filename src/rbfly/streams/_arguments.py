@@ -234,12 +234,23 @@ def check_member_start(start: Offset) -> None:
         raise ArgumentError('a member of a group cannot start at Offset.last_messages(...)')
 
 
+def check_codec(codec: object, amqp: bool) -> None:
+    """Check an argument `codec`, which needs AMQP 1.0 around the bytes of a body."""
+    if codec is not None:
+        from ..amqp.body_codec import Codec
+
+        check_type('codec', codec, Codec)
+        if not amqp:
+            raise ArgumentError('a codec is for bodies of AMQP 1.0: omit amqp=False')
+
+
 def check_publisher(info: PublisherInfo) -> PublisherInfo:
     """Check the arguments of a publisher, and return them."""
     check_stream(info.stream)
     check_type('name', info.name, str)
     commands.reference(info.name, 'publisher name')
     check_integer('max_unconfirmed', info.max_unconfirmed, 1, 2**31 - 1)
+    check_codec(info.codec, info.amqp)
     size = info.sub_entry_size
     if size is not None:
         check_integer('sub_entry_size', size, 1, SUB_ENTRY_MAX)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl as ssl_module
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from ..checks import check_integer, check_timeout, check_type
@@ -26,6 +26,7 @@ from ._arguments import check_settings, check_tracing
 from .types import BloomFilterExtract, ClientTracing, Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
+    from ..amqp.body_codec import Codec
     from ..net import credentials as credentials_module
     from . import description as description_module
     from . import events as events_module
@@ -50,6 +51,8 @@ else:  # a program pays only for what it uses
     tracking = Later('rbfly.streams._offsets.tracking')
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
+
+T = TypeVar('T')
 
 # Arguments of clients that are created later, by name: an instrumentor of OpenTelemetry sets them.
 DEFAULTS: dict[str, Any] = {}
@@ -403,6 +406,7 @@ class StreamsClient(ClientBase):
         sub_entry_size: int | None = None,
         compression: Compression | str | None = None,
         wait: bool = True,
+        codec: Codec[Any] | None = None,
     ) -> opening.PublisherContext[opening.P]:
         """Open a publisher: `await` the result, or use it in `async with`.
 
@@ -429,6 +433,8 @@ class StreamsClient(ClientBase):
             the last three need the extra `compression`.
         :param wait: wait until the broker has declared the publisher.  If false, return at once and
             connect in the background, without a time limit; see :ref:`connect-later`.
+        :param codec: encodes the bodies of messages, for example as JSON; None for AMQP 1.0 values.
+            See :doc:`types`.
         :raises TypeError: an argument has the wrong type; `cls` is not derived from a publisher
             class of RbFly.
         :raises ValueError: an argument is out of range, or both sub-entries and filter values were
@@ -451,6 +457,7 @@ class StreamsClient(ClientBase):
             sub_entry_size,
             compression,
             wait,
+            codec,
         )
         cls = opening.traced(cls, self._tracing)
         return opening.PublisherContext(self, self._cluster, self._names, info, wait, cls)
@@ -470,6 +477,8 @@ class StreamsClient(ClientBase):
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime.datetime | None = None,
         group: str | handover.Group | None = None,
+        type: None = None,
+        codec: None = None,
     ) -> subscription.Subscription[bytes]: ...
 
     @overload
@@ -487,7 +496,66 @@ class StreamsClient(ClientBase):
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime.datetime | None = None,
         group: str | handover.Group | None = None,
+        type: None = None,
+        codec: None = None,
     ) -> subscription.Subscription: ...
+
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset | OffsetSource | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[True] = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        commit: Commit | tracking.OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | datetime.datetime | None = None,
+        group: str | handover.Group | None = None,
+        type: type[T],
+        codec: None = None,
+    ) -> subscription.Subscription[T]: ...
+
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset | OffsetSource | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[True] = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        commit: Commit | tracking.OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | datetime.datetime | None = None,
+        group: str | handover.Group | None = None,
+        type: None = None,
+        codec: Codec[T],
+    ) -> subscription.Subscription[T]: ...
+
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset | OffsetSource | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[True] = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        commit: Commit | tracking.OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | datetime.datetime | None = None,
+        group: str | handover.Group | None = None,
+        type: Any,
+        codec: None = None,
+    ) -> subscription.Subscription[Any]: ...
 
     def subscribe(
         self,
@@ -503,6 +571,8 @@ class StreamsClient(ClientBase):
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime.datetime | None = None,
         group: str | handover.Group | None = None,
+        type: Any = None,
+        codec: Codec[Any] | None = None,
     ) -> subscription.Subscription[Any]:
         """Read the messages of a stream, with `async for`.
 
@@ -515,7 +585,8 @@ class StreamsClient(ClientBase):
         :param filter: selects messages; None for all.
         :param timeout: seconds to wait for each message; None or 0 for no limit.
         :param amqp: decode messages; if false, yield their bytes unchanged.
-        :param on_decode_error: what to do with a message that is not AMQP 1.0: `'raise'` an
+        :param on_decode_error: what to do with a message that is not AMQP 1.0, or not of the
+            requested `type`, or that the `codec` cannot decode: `'raise'` an
             :class:`~rbfly.error.AMQPDecoderError` with its offset and bytes, after which the
             iteration can continue; `'skip'` it; or yield its bytes (`'raw'`).
         :param initial_credit: number of chunks that the broker may send ahead, 1 to 65,535; this
@@ -541,6 +612,12 @@ class StreamsClient(ClientBase):
             receives the messages of the stream, or of each partition; it starts after the offset
             stored under the group's name, or at the offset that the function given as `offset`
             returns.  See :doc:`consumer-groups`.
+        :param type: type of the bodies, which are checked: a dataclass, a Struct of msgspec, a
+            TypedDict, a model of pydantic, or another annotation; None for what the messages
+            contain.  See :doc:`types`.
+        :param codec: decodes the bodies of messages, for example from JSON; None for AMQP 1.0
+            values.
+        :raises TypeError: an argument has the wrong type, or `type` cannot be decoded.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
@@ -558,5 +635,7 @@ class StreamsClient(ClientBase):
             on_gap,
             until,
             group,
+            type,
+            codec,
         )
         return subscription.subscribe(self._cluster, self._members, stream, settings)

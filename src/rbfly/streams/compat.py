@@ -67,7 +67,10 @@ class PublisherBatchLimit(PublisherBatchFast):
             elif session.core.undeclared:
                 raise session.batch_full()
             else:  # raise the error of a message that cannot be encoded
-                PublishWindow(0, window.frame_max, 1, 0, None, window.amqp).put(message, None)
+                one = PublishWindow(
+                    0, window.frame_max, 1, 0, None, window.amqp, None, window.encode
+                )
+                one.put(message, None)
                 self._contexts.append(message)
         except BaseException:
             queue.grant()  # the capacity that this message does not need

@@ -14,6 +14,7 @@ from ..protocol.offset import Offset
 from ..record import CheckedRecord, Record
 
 if TYPE_CHECKING:
+    from ..amqp.body_codec import Codec
     from ..types import AMQPBody as AMQPBody
 else:
     __getattr__ = later(__name__, {'rbfly.types': 'AMQPBody'})
@@ -95,6 +96,7 @@ class PublisherInfo(Record):
     max_unconfirmed: int = 10_000
     sub_entry_size: int | None = None
     compression: Compression = Compression.NONE
+    codec: Codec[Any] | None = None
 
 
 class SubscriptionInfo(Record):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...checks import check_integer, check_stream, check_timeout, check_type
 from ...error import ArgumentError
 from ...protocol.offset import Offset, OffsetSource, OffsetType
 from ...record import replace
-from .._arguments import check_choice, check_filter, check_member_start, check_starts
+from .._arguments import check_choice, check_codec, check_filter, check_member_start, check_starts
 from .._group.handover import Group
 from .._group.hooks import Hooks
 from .._offsets.tracking import OffsetTracking
 from ..types import Commit, MessageFilter, OnDecodeError, OnGap
+
+if TYPE_CHECKING:
+    from ...amqp._plan import Plan
+    from ...amqp.body_codec import Codec
 
 Offsets = Offset | OffsetSource | Mapping[str, Offset | OffsetSource]
 
@@ -43,6 +47,8 @@ class ReadSettings:
         on_gap: OnGap,
         until: Literal['now'] | Offset | datetime | None,
         group: str | Group | None,
+        type: object,
+        codec: Codec[Any] | None,
     ) -> None:
         check_stream(stream)
         if offset is None:  # a member that joins late misses nothing
@@ -66,6 +72,7 @@ class ReadSettings:
         self.filter = filter
         self.timeout: float | None = timeout or None
         self.amqp = amqp
+        self.plan = requested_plan(type, codec, amqp)
         self.on_decode_error = on_decode_error
         self.initial_credit = initial_credit
         self.on_gap = on_gap
@@ -74,6 +81,23 @@ class ReadSettings:
         self.group: Group | None
         self.tracking, self.group = check_group(group, offset, commit)
         self.hooks: Hooks = Hooks()
+
+
+def requested_plan(kind: object, codec: Codec[Any] | None, amqp: bool) -> Plan | None:
+    """Return what decodes bodies to a type or with a codec; None for neither."""
+    check_codec(codec, amqp)
+    if kind is None and codec is None:
+        return None
+    from ...amqp.foreign_types import body_plan
+    from ...amqp.schema import plan_of
+
+    if codec is not None:
+        if kind is not None:
+            raise ArgumentError('pass either type or codec: a codec decodes to its own types')
+        return body_plan(codec.decode)
+    if not amqp:
+        raise ArgumentError('a type is that of a body of AMQP 1.0: omit amqp=False')
+    return plan_of(kind)
 
 
 def check_group(

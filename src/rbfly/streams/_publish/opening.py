@@ -7,7 +7,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ...checks import check_type
-from ...error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError, about
+from ...error import (
+    ArgumentError,
+    ArgumentTypeError,
+    PublisherError,
+    PublisherNameInUse,
+    RbFlyError,
+    about,
+)
 from ...net.cluster import Cluster
 from ...net.observer import call_each
 from ...protocol.compression import Compression
@@ -20,6 +27,8 @@ from .session import PublisherSession
 
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
+
+    from ...amqp.body_codec import Codec
 
     P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
 else:
@@ -38,6 +47,7 @@ def publisher_info(
     sub_entry_size: int | None,
     compression: Compression | str | None,
     wait: bool,
+    codec: Codec[Any] | None,
 ) -> PublisherInfo:
     """Check the arguments of `publisher`, and return the settings of the publisher."""
     if cls is not None and not (isinstance(cls, type) and issubclass(cls, Publisher)):
@@ -51,7 +61,10 @@ def publisher_info(
         max_unconfirmed,
         sub_entry_size,
         Compression.NONE if compression is None else Compression(compression),
+        codec,
     )
+    if codec is not None and cls is not None and not cls._amqp:
+        raise ArgumentError(f'{cls.__name__} sends bytes without AMQP 1.0: it takes no codec')
     return check_publisher(info)
 
 

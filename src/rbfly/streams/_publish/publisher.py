@@ -65,12 +65,16 @@ class Publisher(FastPublisher, BasePublisher):
     @classmethod
     def _new_core(cls, info: PublisherInfo) -> PublisherCore:
         """Return the window of a publisher, and the tasks that wait for it."""
+        encode = None if info.codec is None else info.codec.encode
         sub_entry = None
         if info.sub_entry_size:
             compress = compressor(info.compression)
-            sub_entry = SubEntry(info.sub_entry_size, info.compression.code, compress)
+            code = info.compression.code
+            sub_entry = SubEntry(info.sub_entry_size, code, compress, encode)
         amqp = info.amqp and cls._amqp
-        window = PublishWindow(0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry)
+        window = PublishWindow(
+            0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry, encode
+        )
         window.set_named(bool(info.name))
         loop = asyncio.get_running_loop()
         return PublisherCore(loop, window, WindowSemaphore, cls._bounded, bool(info.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ...amqp._message import last_offset, last_partition
 from ...checks import check_binding_keys, check_integer, check_stream, check_type
@@ -36,6 +36,9 @@ from .opening import SuperStreamPublisherContext
 from .routing import Route, check_route
 from .session import MergedSession
 from .subscription import SuperStreamSubscription
+
+if TYPE_CHECKING:
+    from ...amqp.body_codec import Codec
 
 T = TypeVar('T')
 
@@ -302,6 +305,7 @@ class SuperStream:
         sub_entry_size: int | None = None,
         compression: Compression | str | None = None,
         wait: bool = True,
+        codec: Codec[Any] | None = None,
     ) -> SuperStreamPublisherContext:
         """Open a publisher of the super stream: `await` the result, or use it in `async with`.
 
@@ -328,6 +332,7 @@ class SuperStream:
             sub_entry_size,
             compression,
             wait,
+            codec,
         )
         check_route(route)
         context = SuperStreamPublisherContext(
@@ -352,6 +357,8 @@ class SuperStream:
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
         group: str | Group | None = None,
+        type: None = None,
+        codec: None = None,
     ) -> SuperStreamSubscription[bytes]: ...
 
     @overload
@@ -369,7 +376,66 @@ class SuperStream:
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
         group: str | Group | None = None,
+        type: None = None,
+        codec: None = None,
     ) -> SuperStreamSubscription: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        offset: Offsets | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[True] = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        commit: Commit | OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | datetime | None = None,
+        refresh_interval: float = 60.0,
+        group: str | Group | None = None,
+        type: type[T],
+        codec: None = None,
+    ) -> SuperStreamSubscription[T]: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        offset: Offsets | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[True] = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        commit: Commit | OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | datetime | None = None,
+        refresh_interval: float = 60.0,
+        group: str | Group | None = None,
+        type: None = None,
+        codec: Codec[T],
+    ) -> SuperStreamSubscription[T]: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        offset: Offsets | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[True] = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        commit: Commit | OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | datetime | None = None,
+        refresh_interval: float = 60.0,
+        group: str | Group | None = None,
+        type: Any,
+        codec: None = None,
+    ) -> SuperStreamSubscription[Any]: ...
 
     def subscribe(
         self,
@@ -385,6 +451,8 @@ class SuperStream:
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
         group: str | Group | None = None,
+        type: Any = None,
+        codec: Codec[Any] | None = None,
     ) -> SuperStreamSubscription[Any]:
         """Read the messages of all partitions, with `async for`.
 
@@ -419,6 +487,8 @@ class SuperStream:
             on_gap,
             until,
             group,
+            type,
+            codec,
         )
         waiter = MessageWaiter(self._cluster.check_loop, settings.timeout)
         session = MergedSession(

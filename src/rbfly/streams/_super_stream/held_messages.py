@@ -62,7 +62,8 @@ class HeldMessages:
         self._partitions.check_open()
         if len(self) >= self._info.max_unconfirmed:
             raise self._partitions.first.batch_full()
-        PublishWindow(0, 0, 1, 0, None, self._info.amqp).put(message, None)
+        encode = None if self._info.codec is None else self._info.codec.encode
+        PublishWindow(0, 0, 1, 0, None, self._info.amqp, None, encode).put(message, None)
         self._messages.append((found, message))
         self._router.hold(True)
 
