@@ -73,7 +73,7 @@ LAYERS = {
         ['_super_stream'],
         ['client', 'compat', '', '_client'],
     ],
-    'rbfly.processing': [['']],
+    'rbfly.processing': [['_ends'], ['_lane'], ['_pipe'], ['']],
     'rbfly.otel': [
         ['_carrier'],
         ['_spans', '_metrics'],
