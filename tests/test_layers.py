@@ -45,7 +45,7 @@ LAYERS = {
         ['_pending', '_ring'],
         ['_frames'],
         ['_chunk', '_publish'],
-        ['_identity', '_batch'],
+        ['_atomic', '_identity', '_batch'],
         ['_cursor'],
         ['start', 'end'],
         ['_engine'],

@@ -161,6 +161,24 @@ async def test_send_many_is_one_span(
     assert {parent_of(message) for message in found} == {header(span)}
 
 
+async def test_send_atomic_is_one_span(
+    traced: Traced, stream: str, exporter: InMemorySpanExporter
+) -> None:
+    client, _ = traced()
+    async with client.publisher(stream) as publisher:
+        await publisher.send_atomic(b'%d' % i for i in range(30))
+        with pytest.raises(ValueError, match='is not above'):
+            await publisher.send_atomic([b'x'], publish_id=1)
+    span, failed = exporter.get_finished_spans()
+    assert (span.name, span.kind) == (f'send {stream}', SpanKind.PRODUCER)
+    assert span.attributes is not None
+    assert span.attributes['messaging.batch.message_count'] == 30
+    assert failed.status.status_code is StatusCode.ERROR
+    found = await read(client, stream, 30)
+    assert [message.body for message in found] == [b'%d' % i for i in range(30)]
+    assert {parent_of(message) for message in found} == {header(span)}
+
+
 async def test_flush_is_one_span(
     traced: Traced, stream: str, exporter: InMemorySpanExporter, provider: TracerProvider
 ) -> None:

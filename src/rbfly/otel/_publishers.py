@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from ..error import SendProgress
 from ..streams import Confirmation, Publisher, StreamsClient, SuperStreamPublisher
+from ..streams._publish.atomic import as_sequence
 from ..streams._super_stream._routing import HashRoute, KeyRoute, PublishTarget
 from ..streams._super_stream.partitions import left
 from ..streams._super_stream.routing import Route
@@ -59,6 +60,14 @@ class TracedPublisher(Publisher):
         """Like :meth:`Publisher.send_many`."""
         span = SendManySpan(self._spans, self._core, messages)
         return await span.call(super().send_many, messages, timeout, progress)
+
+    async def send_atomic(
+        self, messages: Any, timeout: float | None = None, *, publish_id: int | None = None
+    ) -> None:
+        """Like :meth:`Publisher.send_atomic`."""
+        batch = as_sequence(messages)
+        span = SendManySpan(self._spans, self._core, batch)
+        await span.call_atomic(super().send_atomic, batch, timeout, publish_id)
 
     def batch(self, message: Any) -> None:
         """Like :meth:`Publisher.batch`."""
@@ -143,6 +152,14 @@ class TracedSuperStreamPublisher(SuperStreamPublisher):
         """Like :meth:`SuperStreamPublisher.send_many`."""
         span = SendManySpan(self._spans, None, messages)
         return await span.call(super().send_many, messages, timeout, progress)
+
+    async def send_atomic(
+        self, messages: Any, timeout: float | None = None, *, publish_id: int | None = None
+    ) -> None:
+        """Like :meth:`SuperStreamPublisher.send_atomic`."""
+        batch = as_sequence(messages)
+        span = SendManySpan(self._spans, None, batch)
+        await span.call_atomic(super().send_atomic, batch, timeout, publish_id)
 
     def batch(self, message: Any) -> None:
         """Like :meth:`SuperStreamPublisher.batch`."""

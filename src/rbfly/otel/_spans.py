@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Attributes = dict[str, str | int]
 Flush = Callable[[float | None], Awaitable[None]]
 SendMany = Callable[..., Awaitable[int]]  # the method of a publisher
+SendAtomic = Callable[..., Awaitable[None]]  # the same
 
 SYSTEM = 'messaging.system'
 OPERATION = 'messaging.operation.name'
@@ -248,7 +249,7 @@ class PublisherSpans:
 
 
 class SendManySpan:
-    """The span of one call of `send_many`.
+    """The span of one call of `send_many` or `send_atomic`.
 
     :param core: where the messages go; None for several partitions.
     """
@@ -286,6 +287,21 @@ class SendManySpan:
             raise
         self._end(progress)
         return count
+
+    async def call_atomic(
+        self,
+        send_atomic: SendAtomic,
+        messages: Sequence[Any],
+        timeout: float | None,
+        publish_id: int | None,
+    ) -> None:
+        """Call `send_atomic` in the same way; the number of messages is known."""
+        try:
+            await send_atomic(await self.carried(messages), timeout, publish_id=publish_id)
+        except BaseException as ex:
+            self._end(None, ex)
+            raise
+        self._end(None)
 
     def _end(self, progress: object, error: BaseException | None = None) -> None:
         span = self._span

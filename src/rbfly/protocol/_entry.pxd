@@ -4,6 +4,11 @@ from libc.stdint cimport uint8_t, uint32_t
 from rbfly._wire cimport OutBuffer, out_reserve, put_u32
 from rbfly.amqp._codec cimport data_size, put_data
 
+cdef enum:
+    SUB_HEADER = 11         # bytes behind the publishing id: kind, count, two sizes
+    SUB_MAX = 1 << 26       # bytes of a sub-entry's messages that RabbitMQ 4.3.5 accepts
+
+
 cdef int put_any_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
 
 # Append u16 length and filter value, for Publish v2.
@@ -30,7 +35,10 @@ cdef class SubEntry:
     cdef readonly uint8_t code
     cdef object compress
     cdef OutBuffer out
+    cdef bytes stored               # compressed messages of a closed entry; None if not smaller
 
     cdef Py_ssize_t _put(self, object message, bint amqp, Py_ssize_t limit) except -1
     cdef bytes _compressed(self, Py_ssize_t size, Py_ssize_t limit)
+    cdef Py_ssize_t _close(self, Py_ssize_t used) except -1
+    cdef int _write(self, OutBuffer *out, Py_ssize_t used) except -1
     cdef int _drop(self, Py_ssize_t size) except -1

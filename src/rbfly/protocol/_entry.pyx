@@ -17,7 +17,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memmove
 
 from rbfly._wire cimport (
-    OutBuffer, out_discard, out_open, out_reserve, out_size, put_bytes, put_u16, store_u32,
+    OutBuffer, out_discard, out_open, out_reserve, out_size, put_bytes, put_u8, put_u16, put_u32,
+    store_u32,
 )
 from rbfly.amqp._codec cimport encode_message
 from rbfly.amqp._message cimport Message
@@ -174,9 +175,34 @@ cdef class SubEntry:
         stored = self.compress(PyMemoryView_FromMemory(<char *> self.out.start, size, PyBUF_READ))
         return stored if stored is not None and PyBytes_GET_SIZE(stored) < limit else None
 
+    cdef Py_ssize_t _close(self, Py_ssize_t used) except -1:
+        # Compress the first `used` bytes, all of its messages, if that makes the entry smaller.
+        # Returns the size of the entry without its publishing id.
+        cdef Py_ssize_t plain = used
+        if self.count > 1:          # a single uncompressed message is a simple entry
+            plain += SUB_HEADER
+        self.stored = self._compressed(used, plain - SUB_HEADER)
+        return plain if self.stored is None else SUB_HEADER + PyBytes_GET_SIZE(self.stored)
+
+    cdef int _write(self, OutBuffer *out, Py_ssize_t used) except -1:
+        # Append the closed entry, for which there is space, to its publishing id.
+        cdef const char *data = <const char *> self.out.start
+        cdef Py_ssize_t size = used
+        if self.stored is not None:
+            data = PyBytes_AS_STRING(self.stored)
+            size = PyBytes_GET_SIZE(self.stored)
+        if self.count > 1 or self.stored is not None:
+            put_u8(out, 0x80 | (0 if self.stored is None else self.code << 4))
+            put_u16(out, <uint16_t> self.count)
+            put_u32(out, <uint32_t> used)
+            put_u32(out, <uint32_t> size)
+        put_bytes(out, data, size)
+        return 0
+
     cdef int _drop(self, Py_ssize_t size) except -1:
         # Remove the first `size` bytes.
         cdef Py_ssize_t left = out_size(&self.out) - size
+        self.stored = None
         if left:
             memmove(self.out.start, self.out.start + size, left)
         self.out.p = self.out.start + left

@@ -6,7 +6,7 @@ from rbfly._wire cimport OutBuffer, out_reserve, out_size, put_u64
 from rbfly.amqp._codec cimport SHORT
 from rbfly.protocol._entry cimport SubEntry, put_filter, put_message
 from rbfly.protocol._pending cimport ConfirmWaiter
-from rbfly.protocol._ring cimport Entry, Ids, Ring, entry_at
+from rbfly.protocol._ring cimport Entry, Ids, Ring, entry_at, reach
 
 
 cdef enum:
@@ -66,6 +66,9 @@ cdef class FrameBuilder:
     cdef int _append_first(self, object message, ConfirmWaiter waiter) except -1
     cdef uint64_t _append_to_sub_entry(self, object message, ConfirmWaiter waiter) except? 0xdead
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1
+    cdef int _put_sub_entry(
+        self, SubEntry sub_entry, Py_ssize_t used, Py_ssize_t size, uint64_t id, list spans
+    ) except -1
     cdef Frame _new_frame(self)
     cdef int _check_explicit(self, uint64_t id) except -1
     cdef object _filter_value(self, object message)
@@ -90,6 +93,14 @@ cdef inline int append_next(
         builder._append(message, waiter)
     elif not builder._append_ready(message, <PyObject *> waiter):
         builder._append_first(message, waiter)
+    return 0
+
+
+# Note that the open frame has an entry with an id.
+cdef inline int use_id(FrameBuilder builder, uint64_t id) except -1:
+    reach(&builder.used, id)
+    if id >= builder.next_id:
+        builder.next_id = id + (id + 1 != 0)    # the highest one has no successor
     return 0
 
 

@@ -25,9 +25,9 @@ from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_copy
 from rbfly.amqp._types cimport clip
-from rbfly.protocol._entry cimport SubEntry, trim
+from rbfly.protocol._entry cimport SUB_HEADER, SUB_MAX, SubEntry, trim
 from rbfly.protocol._pending cimport ConfirmWaiter, SubEntrySpan
-from rbfly.protocol._ring cimport Entry, contains, entry_at, reach, ring_open, ring_reserve
+from rbfly.protocol._ring cimport Entry, contains, entry_at, ring_open, ring_reserve
 
 from rbfly.amqp._message import Message as _Message
 from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_callback
@@ -35,8 +35,6 @@ from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_cal
 
 cdef enum:
     KEY_PUBLISH = 0x0002
-    SUB_HEADER = 19         # publishing id, kind, count, two sizes
-    SUB_MAX = 1 << 26       # bytes of a sub-entry's messages that RabbitMQ 4.3.5 accepts
     SMALLEST_FRAME = 128
     LARGEST_HINT = 1 << 16
     RUN_BYTES = 1 << 18     # `extend` returns to the event loop after encoding this many
@@ -71,13 +69,6 @@ cdef int fail_entry(FrameBuilder builder, Py_ssize_t start) except -1:
         builder.out.p = builder.out.start + start
         trim(&builder.out)
         raise
-
-
-cdef inline int use_id(FrameBuilder builder, uint64_t id) except -1:
-    reach(&builder.used, id)
-    if id >= builder.next_id:
-        builder.next_id = id + 1 if id < LAST_ID else id
-    return 0
 
 
 cdef class FrameBuilder:
@@ -313,7 +304,7 @@ cdef class FrameBuilder:
         cdef SubEntrySpan span = None
         start = sub_entry._put(message, self.amqp, self.frame_max - (PREFIX - 4 + 12))
         end = out_size(&sub_entry.out)
-        limit = min(self.frame_max - (PREFIX - 4 + SUB_HEADER), SUB_MAX)
+        limit = min(self.frame_max - (PREFIX - 4 + 8 + SUB_HEADER), SUB_MAX)
         # Close a full sub-entry only now, so that its errors concern no message queued before.
         if sub_entry.count == sub_entry.limit or end > limit and start:
             try:
@@ -352,35 +343,28 @@ cdef class FrameBuilder:
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1:
         # Move the first `used` bytes of the open sub-entry, all of its messages, into a frame.
         cdef SubEntry sub_entry = self.sub_entry
-        cdef Py_ssize_t count = sub_entry.count
-        cdef Py_ssize_t size = 8 + used
-        cdef Py_ssize_t start
-        cdef bytes stored
-        cdef list spans = self.sub_entry_spans
-        if count == 0:
+        if sub_entry.count == 0:
             return 0
-        # a single uncompressed message is a simple entry
-        stored = sub_entry._compressed(used, used if count > 1 else used + 8 - SUB_HEADER)
-        if count > 1 or stored is not None:
-            size = SUB_HEADER + (used if stored is None else PyBytes_GET_SIZE(stored))
-        self._reserve(size, count)
-        start = out_size(&self.out)
-        put_u64(&self.out, self.sub_entry_id)
-        if count > 1 or stored is not None:
-            put_u8(&self.out, 0x80 | (0 if stored is None else sub_entry.code << 4))
-            put_u16(&self.out, <uint16_t> count)
-            put_u32(&self.out, <uint32_t> used)
-            put_u32(&self.out, <uint32_t> (size - SUB_HEADER))
-        if stored is None:
-            put_bytes(&self.out, sub_entry.out.start, used)
-        else:
-            put_bytes(&self.out, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
+        self._put_sub_entry(
+            sub_entry, used, sub_entry._close(used), self.sub_entry_id, self.sub_entry_spans
+        )
         self.sub_entry_spans = []
-        self._add_sub_entry(self.sub_entry_id, start, spans)
         sub_entry._drop(used)
         if self.open.count >= self.frame_entries:
             self._finish_frame()
         return 0
+
+    @cython.final
+    cdef int _put_sub_entry(
+        self, SubEntry sub_entry, Py_ssize_t used, Py_ssize_t size, uint64_t id, list spans
+    ) except -1:
+        # Add a closed sub-entry to the open frame.
+        cdef Py_ssize_t start
+        self._reserve(8 + size, sub_entry.count)
+        start = out_size(&self.out)
+        put_u64(&self.out, id)
+        sub_entry._write(&self.out, used)
+        return self._add_sub_entry(id, start, spans)
 
     cdef int _check_explicit(self, uint64_t id) except -1:
         raise NotImplementedError

@@ -368,10 +368,12 @@ cdef class PublishWindow(FrameBuilder):
 
     cdef int _drop_given_up(self) except -1:
         # Those in flight: if queued, they were withdrawn.
+        cdef Entry *entry
         cdef uint64_t i
         for i in range(self.ring.head, self.ring.sent):
-            if entry_at(&self.ring, i).state == GIVEN_UP:
-                self._retire(entry_at(&self.ring, i), i, 1)
+            entry = entry_at(&self.ring, i)
+            if entry.state == GIVEN_UP:
+                self._retire(entry, i, messages_of(self._frame_of(entry), entry))
         return 0
 
     # -- moving entries
@@ -452,7 +454,7 @@ cdef class PublishWindow(FrameBuilder):
 
         :param waiter: the waiter of the message, or its future.
         """
-        # A sub-entry belongs to several callers.
+        # A sub-entry of a publisher that fills them belongs to several callers.
         if self.busy or self.sub_entry is not None:
             return False
         self._enter()
@@ -473,7 +475,7 @@ cdef class PublishWindow(FrameBuilder):
             return True         # nothing was given up
         if entry is NULL:
             return False
-        found = <ConfirmWaiter> self._frame_of(entry).waiters[entry.waiter]
+        found = waiter_of(self._frame_of(entry).waiters[entry.waiter])
         if found.future is not future:
             return False
         if entry.state == GIVEN_UP:
@@ -510,11 +512,14 @@ cdef class PublishWindow(FrameBuilder):
     cdef bint _withdraw(self, uint64_t id, object waiter) except -1:
         cdef uint64_t position = 0
         cdef Entry *entry = self._find_unsettled(id, &position)
+        cdef Py_ssize_t count
         cdef ConfirmWaiter found
+        cdef Frame frame
         cdef bint written
         if entry is NULL or entry.state == GIVEN_UP:
             return False
-        found = <ConfirmWaiter> self._frame_of(entry).waiters[entry.waiter]
+        frame = self._frame_of(entry)
+        found = waiter_of(frame.waiters[entry.waiter])
         if found is not waiter and found.future is not waiter:
             if type(found.future) is not list or waiter not in found.future:
                 return False
@@ -523,11 +528,12 @@ cdef class PublishWindow(FrameBuilder):
                 return False
         found.reported = True
         written = contains(&self.written, id)
+        count = messages_of(frame, entry)
         if position < self.ring.sent or (written and self.named):
             entry.state = GIVEN_UP
-            self.given_up += 1
+            self.given_up += count
             return False
-        self._retire(entry, position, 1)
+        self._retire(entry, position, count)
         self.withdrawn += 1
         if self.withdrawn > self.queued:
             # Repacking only now takes constant time per withdrawn message.
@@ -602,7 +608,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef Frame frame = self._frame_of(entry)
         frame.unsettled -= 1
         if entry.state == GIVEN_UP:
-            self.given_up -= 1
+            self.given_up -= count
         entry.state = SETTLED
         if position < self.ring.sent:
             self.in_flight -= count
@@ -713,7 +719,7 @@ cdef inline Py_ssize_t settle(
     run = ring_follow(&window.ring, entry, p, count)
     frame = <Frame> window.frames[offset(entry.frame, window.frames_base)]
     if entry.state == GIVEN_UP:
-        window.given_up -= 1
+        window.given_up -= messages_of(frame, entry)
     window.in_flight -= window._settle_entries(frame, entry, run, code, done)
     if first == window.ring.head:
         window.ring.head += <uint64_t> run

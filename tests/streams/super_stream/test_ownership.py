@@ -42,6 +42,7 @@ SEND: dict[str, Call] = {
     'send': lambda p: p.send(b'x'),
     'submit': lambda p: p.submit(b'x'),
     'send_many': lambda p: p.send_many([b'x']),
+    'send_atomic': lambda p: p.send_atomic([b'x']),
     'batch': lambda p: p.batch(b'x'),
     'flush': lambda p: p.flush(),
 }

@@ -10,6 +10,7 @@ from cpython.object cimport PyObject
 from rbfly._cpython cimport (
     rbfly_forks, rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_step, rbfly_watch_forks,
 )
+from rbfly.protocol._atomic cimport AtomicBatch, put_atomic
 from rbfly.protocol._frames cimport append_next, is_short
 from rbfly.protocol._pending cimport ConfirmWaiter
 from rbfly.protocol._publish cimport PublishWindow
@@ -317,6 +318,20 @@ cdef class PublisherCore:
         wait._loop = self.loop
         wait.sealed = True
         wait.id = self.window._append(message, wait)
+        if not self.scheduled:
+            self.schedule()
+        return wait
+
+    @cython.binding(False)
+    def put_atomic(self, AtomicBatch batch not None, publish_id=None):
+        """Put a batch into the window; return what to await.
+
+        :param publish_id: publishing id of the batch; None for the next one.
+        """
+        cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
+        wait._loop = self.loop
+        wait.sealed = True
+        wait.id = put_atomic(self.window, batch, wait, publish_id)
         if not self.scheduled:
             self.schedule()
         return wait

@@ -79,6 +79,16 @@ class BasePublisher:
         """Send messages and wait until all are confirmed; return their number."""
         raise NotImplementedError
 
+    async def send_atomic(
+        self,
+        messages: Iterable[types.AMQPBody | MessageCtx],
+        timeout: float | None = None,
+        *,
+        publish_id: int | None = None,
+    ) -> None:
+        """Send messages to one partition, of which the broker stores all or none."""
+        raise NotImplementedError
+
     def batch(self, message: types.AMQPBody | MessageCtx) -> None:
         """Encode a message and queue it; `flush` sends it."""
         raise NotImplementedError

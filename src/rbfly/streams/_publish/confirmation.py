@@ -248,9 +248,9 @@ def with_outcome(error: Exception, outcome: Outcome, count: int) -> Exception:
     return set_fields(found, outcome=outcome, retriable=retriable)
 
 
-def of_message(error: Exception, index: int) -> Exception:
-    """Add the number of a `send_many` message to the error that it caused."""
-    text = f'message {index} of send_many'
+def of_message(error: Exception, index: int, call: str = 'send_many') -> Exception:
+    """Add the number of a message of a call to the error that it caused."""
+    text = f'message {index} of {call}'
     if isinstance(error, RbFlyError):
         add_text(error, before=f'{text}: ')
     else:

@@ -26,6 +26,7 @@ from .._waiting import NOW, end_of, in_time
 from ..types import MessageCtx, PublisherInfo
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._core import FastPublisher, PublisherCore
+from .atomic import confirmed, send_atomic
 from .base import BasePublisher
 from .confirmation import Confirmation, Failures, summary
 from .semaphore import WindowSemaphore
@@ -209,21 +210,14 @@ class Publisher(FastPublisher, BasePublisher):
                 raise
         if wait is None:
             wait = self._core.join(message) or await self._wait_and_put(message, timeout, until)
+        if until is not None:
+            await confirmed(self._session, wait, timeout, until, 'the message')
+            return
         try:
-            if until is None:
-                await wait
-                return
-            if await in_time(wait, until):
-                return
+            await wait
         except asyncio.CancelledError:
             self._session.give_up(wait)
             raise
-        if self._session.give_up(wait):
-            text = f'it could not send the message within {timeout} s, and withdrew it'
-            raise self._session.late(text, sent=False)
-        raise self._session.late(
-            f'the broker did not confirm the message within {timeout} s; it may still be stored'
-        )
 
     async def _wait_and_put(
         self, message: types.AMQPBody | MessageCtx, timeout: float | None, until: float | None
@@ -312,6 +306,41 @@ class Publisher(FastPublisher, BasePublisher):
         return await SendManyCall(StreamDestination(self._session)).send(
             messages, timeout, progress
         )
+
+    async def send_atomic(
+        self,
+        messages: Iterable[types.AMQPBody | MessageCtx],
+        timeout: float | None = None,
+        *,
+        publish_id: int | None = None,
+    ) -> None:
+        """Send messages of which the broker stores all or none; wait until it has confirmed them.
+
+        They travel as one sub-entry with one publishing id, compressed if the publisher has a
+        `compression`.  If the call is cancelled or times out, see :meth:`send`: the whole batch is
+        withdrawn, or stored, or not.  A batch counts its messages in `max_unconfirmed`; one with
+        more messages than that is sent when nothing else is in flight.  Without messages, the call
+        does nothing.
+
+        :param messages: up to 65,535 bodies or contexts without publishing ids, in any iterable;
+            together they must fit into a frame.
+        :param timeout: seconds to wait for the confirm; None for no limit, 0 as in :meth:`send`.
+        :param publish_id: publishing id of the batch, 0 to 2**64 - 1, above the last one used; None
+            for the next one.
+        :raises PublishError: the broker did not store the batch.
+        :raises AMQPEncoderError: a message cannot be encoded as AMQP 1.0; `index` is its number.
+        :raises MessageTooLarge: the batch does not fit into a frame.
+        :raises ValueError: the timeout is negative, the publishing id is not above the last one
+            used, there are too many messages, a message has its own publishing id, or the publisher
+            has a `filter_extract`.
+        :raises PublisherError: the publisher is closed.
+        :raises ConfirmTimeout: the broker did not confirm the batch in time; `outcome` says whether
+            it may still be stored.  :class:`.WindowTimeout` if the window stayed full.
+        :raises StreamDoesNotExist: the stream was deleted.
+        :raises StreamConnectionError: the publisher could not reconnect within the client's
+            `reconnect_timeout`.
+        """
+        await send_atomic(self._session, messages, timeout, publish_id)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send the messages that `batch` has queued, and wait until all of them are confirmed.

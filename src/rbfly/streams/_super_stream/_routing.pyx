@@ -180,7 +180,11 @@ cdef class Router:
     cdef object _find(self, object message):
         # A PublishTarget, or a tuple of them; the key (str) if the broker must be asked.
         if self.ids != kind_of(message):
-            self._change_ids(message)
+            self._change_ids(kind_of(message))
+        return self._route(message)
+
+    @cython.final
+    cdef inline object _route(self, object message):
         if self.hashed:
             return <PublishTarget> self.slots[hash_of(call_key(self, message)) % self.count]
         if self.asked:
@@ -201,21 +205,31 @@ cdef class Router:
             raise of_callback(ex, f'`route` for the message {clip(message)}')
         return self.targets(found)
 
-    cdef int _change_ids(self, object message) except -1:
+    cdef int _change_ids(self, Ids ids) except -1:
         # Automatic ids continue the sequence of a partition, explicit ids that of the program: an
         # automatic one could hide a later explicit one from the broker.
         cdef PublishTarget item
         for item in self.partitions.values():
             if self.ids != ANY and (self.holds or item.window.used.any):
                 this, others = 'an automatic', 'explicit'
-                if has_id(message):
+                if ids == EXPLICIT:
                     this, others = 'an explicit', 'automatic'
                 raise ArgumentError(
                     f'{this} publishing id in a publisher of {others} ones: a publisher of a super'
                     ' stream uses one kind only'
                 )
-        self.ids = kind_of(message)
+        self.ids = ids
         return 0
+
+    def find_batch(self, messages, bint explicit):
+        """Return what `find` returns for each message of an atomic batch, without duplicates.
+
+        :param explicit: the batch has an explicit publishing id; its messages have none.
+        """
+        cdef Ids ids = EXPLICIT if explicit else AUTOMATIC
+        if self.ids != ids:
+            self._change_ids(ids)
+        return list(dict.fromkeys([self._route(message) for message in messages]))
 
     def hold(self, bint holds):
         """Note that messages of `batch` wait for their routes, or that they no longer do."""

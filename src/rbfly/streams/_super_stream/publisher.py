@@ -7,10 +7,12 @@ import functools
 import logging
 from collections.abc import AsyncIterable, Iterable, MutableSet, Sequence
 
-from ...error import ConfirmTimeout, PublisherError, RbFlyError, SendProgress, raise_any
+from ...error import ArgumentError, ConfirmTimeout, PublisherError, RbFlyError, SendProgress, raise_any
 from ...net.cluster import Cluster
+from ...net.locator import named
 from ...net.observer import facts
 from .._publish._confirm import ConfirmFuture, ConfirmGroup
+from .._publish.atomic import as_sequence, check_publish_id
 from .._publish.base import BasePublisher
 from .._publish.confirmation import Confirmation, summary
 from .._publish.publisher import Publisher
@@ -296,6 +298,44 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
             self._router, self._targets, self._held.release, self._partitions
         )
         return await SendManyCall(destination).send(messages, timeout, progress)
+
+    async def send_atomic(
+        self,
+        messages: Iterable[Message],
+        timeout: float | None = None,
+        *,
+        publish_id: int | None = None,
+    ) -> None:
+        """Send messages to one partition, which stores all or none of them.
+
+        See :meth:`Publisher.send_atomic`; all messages must belong to the same single partition.
+
+        :param messages: bodies or contexts without publishing ids, in any iterable.
+        :param timeout: seconds to wait for the confirm; None for no limit, 0 as in
+            :meth:`Publisher.send`.
+        :param publish_id: publishing id of the batch, above the last one of its partition; None for
+            the next one.
+        :raises NoRouteError: a message has no partition.
+        :raises ValueError: the messages belong to several partitions, which the error names.
+
+        And the errors of :meth:`Publisher.send_atomic`; their attribute `stream` is the partition.
+        """
+        until = end_of(timeout)
+        self._partitions.check_open()
+        if until == NOW:
+            raise self._partitions.first.no_time()
+        check_publish_id(publish_id)
+        batch = as_sequence(messages)
+        targets: dict[PublishTarget, None] = {}
+        for found in self._router.find_batch(batch, publish_id is not None):
+            targets.update(dict.fromkeys(await self._targets(found, until, timeout)))
+        if len(targets) > 1:
+            names = named([item.session.stream for item in targets])
+            raise ArgumentError(
+                f'the messages of an atomic batch belong to one partition, not to {names}'
+            )
+        for item in targets:
+            await item.publisher.send_atomic(batch, left(until), publish_id=publish_id)
 
     # -- batches
 
