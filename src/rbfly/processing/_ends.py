@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from ..checks import check_stream, check_type
 from ..error import ArgumentError
@@ -43,6 +43,11 @@ def check_end(name: str, end: object) -> None:
 async def partitions_of(end: End) -> tuple[str, ...]:
     """Return the names of the streams that an end consists of."""
     return await end.partitions() if isinstance(end, SuperStream) else (end.name,)
+
+
+def partition_stream(end: End, partition: str) -> Stream:
+    """Return a partition of a super stream as a stream of its own."""
+    return Stream(cast(StreamsClient, end.client), partition)
 
 
 def subscribe(end: End, **options: Any) -> BaseSubscription[Any]:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from ..error import OffsetNotStored, PipeError, PublisherError, PublisherNameInUse, about, of_callback
+from ..error import (
+    ConfirmTimeout,
+    OffsetNotStored,
+    PipeError,
+    PublisherError,
+    PublisherNameInUse,
+    about,
+    of_callback,
+)
+from ..record import Record
 from ..streams import BasePublisher, Message, MessageBatch, Offset
 from ._ends import End, last_publish_id, open_publisher
 
@@ -15,7 +24,33 @@ FLUSHES = 3  # concurrent waits for confirms: the target works on the last while
 POLL = 0.02  # seconds between two looks at a target that takes no messages
 OFFSETS = 2**64  # a stored offset is modulo this: -1 is the offset before the first message
 
-Transform = Callable[[Any], Any]
+GROUP_BYTES = 256 * 1024  # of raw messages, after which a sub-entry ends
+
+
+class Work(Record):
+    """What a pipe does with each message.
+
+    :param transform: returns the outputs of a message, or an awaitable of them.
+    :param is_async: `transform` is an async function.
+    :param context: pass the context of the message, not only its body.
+    :param group_size: outputs in a sub-entry; None for no sub-entries.
+    """
+
+    transform: Callable[[Any], Any]
+    is_async: bool
+    context: bool
+    group_size: int | None
+
+
+def as_list(output: Any) -> list[Any]:
+    """Return the outputs of a message."""
+    if output is None:
+        return []
+    return output if type(output) is list else [output]
+
+
+def as_message(output: Any) -> Message[Any]:
+    return output if type(output) is Message else Message(output)
 
 
 class Lane:
@@ -27,6 +62,7 @@ class Lane:
     :param stream: the partition.
     :param start: offset of the first message.
     :param is_first: no position of the job is stored in the partition.
+    :param work: what to publish.
     :param tasks: runs the waits for confirms; a failed one ends the pipe.
     :ivar taken: offset after the last message whose outputs were published.
     :ivar confirmed: offset after the last message whose outputs are stored, with all before it.
@@ -41,6 +77,7 @@ class Lane:
         stream: str,
         start: int,
         is_first: bool,
+        work: Work,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.stream: str = stream
@@ -52,6 +89,11 @@ class Lane:
         self._job = job
         self._client = source.client
         self._is_first = is_first
+        self._transform = work.transform
+        self._is_async = work.is_async
+        self._context = work.context
+        self._group_size = work.group_size
+        self._atomic: set[asyncio.Task[None]] = set()  # batches in flight
         self._tasks = tasks
         self._opening: Any = None
         self._publisher: BasePublisher | None = None
@@ -97,6 +139,11 @@ class Lane:
             raise about(error, self.stream, self._job)
         self._is_first = stored is None
 
+    @property
+    def _open_publisher(self) -> BasePublisher:
+        assert self._publisher is not None  # `open` was called
+        return self._publisher
+
     async def mark(self) -> bool:
         """Store where the job starts, unless a position is stored.
 
@@ -114,78 +161,154 @@ class Lane:
 
     # -- publishing
 
-    async def take(
-        self, batch: MessageBatch[Any], transform: Transform, is_async: bool, context: bool
-    ) -> None:
+    async def take(self, batch: MessageBatch[Any]) -> None:
         """Publish the outputs of the messages of a batch, without waiting for confirms."""
-        messages = zip(batch.offsets, batch.contexts() if context else batch, strict=True)
-        left = len(batch)
-        while left:
-            room = min(left, await self._capacity())
-            part = islice(messages, room)
-            if is_async:
-                await self._put_later(part, transform)
-            else:
-                self._put(part, transform)
-            left -= room
-            if not left:
-                self.taken = batch.next_offset
-            self._flush_soon()
+        messages = zip(batch.offsets, batch.contexts() if self._context else batch, strict=True)
+        if self._group_size is not None:
+            await self._put_groups(messages, self._group_size)
+        elif self._is_async:
+            await self._put_later(messages)
+        else:
+            left = len(batch)
+            while left:
+                part = islice(messages, min(left, await self._capacity()))
+                count, several = self._put(part)
+                left -= count
+                if several:
+                    await self._put_several(self.taken, several)
+                self._flush_soon()
+        self.taken = batch.next_offset
+        self._flush_soon()
 
-    async def _capacity(self) -> int:
-        """Wait until the window has capacity; return the number of messages."""
-        publisher = self._publisher
-        assert publisher is not None
-        while (free := publisher.capacity) <= 0:
+    async def _capacity(self, wanted: int = 1) -> int:
+        """Wait until the window has capacity; return the number of messages.
+
+        That is less than `wanted` if nothing is in flight.
+        """
+        publisher = self._open_publisher
+        while (free := publisher.capacity) < wanted:
             if self._flushes:
                 self._room.clear()
                 await self._room.wait()
-            else:
+            elif free > 0:
+                break
+            else:  # the target takes no messages
                 await publisher.flush()
                 if publisher.capacity <= 0:
                     await asyncio.sleep(POLL)
         return free
 
-    def _put(self, messages: Iterator[tuple[int, Any]], transform: Transform) -> None:
-        """Publish the outputs of a function that does not wait: this runs for each message."""
-        assert self._publisher is not None
-        own, batch = self._output, self._publisher.batch
-        offset, count = self.taken, 0
+    def _put(self, messages: Iterator[tuple[int, Any]]) -> tuple[int, list[Any]]:
+        """Publish the outputs of a function that does not wait: this runs for each message.
+
+        Stops after a message with several outputs.
+
+        :returns: number of messages, and the several outputs of the last one, which is not taken.
+        """
+        transform, own, batch = self._transform, self._output, self._open_publisher.batch
+        offset, taken, published = self.taken, 0, 0
         try:
             for offset, message in messages:
                 output = transform(message)
+                taken += 1
                 if output is None:
                     continue
+                if type(output) is list:
+                    if len(output) > 1:
+                        self.taken = offset
+                        return taken, output
+                    if not output:
+                        continue
+                    (output,) = output
                 if type(output) is Message:
                     output.publish_id = offset + 1
                     batch(output)
                 else:
                     own.body, own.publish_id = output, offset + 1
                     batch(own)
-                count += 1
+                published += 1
             self.taken = offset + 1
         except BaseException as ex:
+            self.taken = offset
             raise self._failed(ex, offset)  # noqa: B904 - the same error
         finally:
-            self.published += count
+            self.published += published
+        return taken, []
 
-    async def _put_later(
-        self, messages: Iterator[tuple[int, Any]], transform: Callable[[Any], Awaitable[Any]]
-    ) -> None:
+    async def _put_later(self, messages: Iterator[tuple[int, Any]]) -> None:
         """Publish the outputs of an async function, each at once."""
         for offset, message in messages:
-            try:
-                output = await transform(message)
-            except asyncio.CancelledError:
-                raise
-            except BaseException as ex:
-                raise self._failed(ex, offset)  # noqa: B904
-            self._put(iter([(offset, output)]), lambda output: output)
+            outputs = as_list(await self._call(offset, message))
+            if len(outputs) == 1:
+                await self._capacity()
+                self._put_one(offset, outputs[0])
+            elif outputs:
+                await self._put_several(offset, outputs)
+            self.taken = offset + 1
             self._flush_soon()
 
+    async def _call(self, offset: int, message: Any) -> Any:
+        """Return what the function of the program returns for a message."""
+        try:
+            output = self._transform(message)
+            return await output if self._is_async else output
+        except asyncio.CancelledError:
+            raise
+        except BaseException as ex:
+            raise self._failed(ex, offset)  # noqa: B904 - the same error
+
+    def _put_one(self, offset: int, output: Any) -> None:
+        message = as_message(output)
+        message.publish_id = offset + 1
+        try:
+            self._open_publisher.batch(message)
+        except BaseException as ex:
+            raise self._failed(ex, offset)  # noqa: B904
+        self.published += 1
+
+    async def _put_groups(self, messages: Iterator[tuple[int, Any]], limit: int) -> None:
+        """Publish sub-entries of outputs of several messages; all have the last one's id.
+
+        Groups begin with a chunk of the source, or where another one ends, and are always the same.
+        """
+        group: list[Any] = []
+        size = 0
+        offset = self.taken
+        for offset, message in messages:
+            outputs = as_list(await self._call(offset, message))
+            group += outputs
+            size += sum(len(item) for item in outputs if type(item) is bytes)
+            if len(group) >= limit or size >= GROUP_BYTES:
+                await self._put_several(offset, group)
+                group, size = [], 0
+        if group:
+            await self._put_several(offset, group)
+
+    async def _put_several(self, offset: int, outputs: list[Any]) -> None:
+        """Publish outputs that have one publishing id, in one sub-entry."""
+        publisher = self._open_publisher
+        await self._capacity(len(outputs))
+        before = publisher.unconfirmed
+        sending = self._tasks.create_task(self._send_atomic(offset, [*map(as_message, outputs)]))
+        self._atomic.add(sending)
+        sending.add_done_callback(self._atomic.discard)
+        await asyncio.sleep(0)  # it has begun
+        if publisher.unconfirmed < before + len(outputs):  # it waits for capacity, or for a route
+            await sending
+        self.published += len(outputs)
+        self.taken = offset + 1
+        self._flush_soon()
+
+    async def _send_atomic(self, offset: int, outputs: list[Message[Any]]) -> None:
+        try:
+            await self._open_publisher.send_atomic(outputs, publish_id=offset + 1)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as ex:
+            raise self._failed(ex, offset)  # noqa: B904
+
     def _failed(self, error: BaseException, offset: int) -> BaseException:
-        """Return the error of a message, which says where it is; the pipe stops before it."""
-        self.taken = offset
+        """Return the error of a message, which says where it is."""
         where = f'pipe {self._job!r} for the message at offset {offset} of stream {self.stream!r}'
         return of_callback(error, where)
 
@@ -199,8 +322,7 @@ class Lane:
             self._tasks.create_task(self._flush(self.taken))
 
     async def _flush(self, taken: int) -> None:
-        assert self._publisher is not None
-        await self._publisher.flush()
+        await self._wait_confirmed(None)
         self.confirmed = max(self.confirmed, taken)
         self._flushes -= 1
         self._room.set()
@@ -210,8 +332,19 @@ class Lane:
         """Wait until all outputs are stored, for at most that many seconds."""
         taken = self.taken
         if self._publisher is not None and taken > self.confirmed:
-            await self._publisher.flush(timeout)
+            await self._wait_confirmed(timeout)
             self.confirmed = max(self.confirmed, taken)
+
+    async def _wait_confirmed(self, timeout: float | None) -> None:
+        """Wait until everything published so far is confirmed."""
+        several = [*self._atomic]
+        await self._open_publisher.flush(timeout)
+        if several:
+            done, left = await asyncio.wait(several, timeout=timeout)
+            for task in done:
+                task.result()
+            if left:
+                raise ConfirmTimeout(f'an atomic batch was not confirmed within {timeout} s')
 
     async def close(self, error: BaseException | None = None) -> None:
         """Close the publisher; after an error, as `async with` does."""

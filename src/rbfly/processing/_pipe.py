@@ -32,8 +32,8 @@ from ..streams import (
     OnDecodeError,
     SuperStream,
 )
-from ._ends import End, Stream, check_end, partitions_of, subscribe
-from ._lane import FLUSHES, OFFSETS, Lane
+from ._ends import End, Stream, check_end, partition_stream, partitions_of, subscribe
+from ._lane import FLUSHES, OFFSETS, Lane, Work
 
 logger: logging.Logger = logging.getLogger('rbfly.processing')
 
@@ -82,6 +82,8 @@ async def pipe(
     amqp: bool = True,
     on_decode_error: OnDecodeError = 'raise',
     filter_extract: BloomFilterExtract | None = None,
+    sub_entry_size: int | None = None,
+    compression: Compression | str | None = None,
     offset: Offset = Offset.FIRST,
     until: Literal['now'] | Offset | datetime | None = None,
     interval: float = 5.0,
@@ -93,17 +95,22 @@ async def pipe(
     :param source: what to read: `Stream(client, name)`, or `client.super_stream(name)`.
     :param target: where to publish, perhaps through a client of another cluster.
     :param transform: a function, or an async function, of the body of a message.  It returns a
-        body or a :class:`~rbfly.streams.Message` to publish, a list of them, or None for nothing.
-        It must return the same for the same message, whenever it is called.
+        body or a :class:`~rbfly.streams.Message` to publish; or a list of them, which are stored
+        all or none, in one partition; or None for nothing.  It must return the same for the same
+        message, whenever it is called.
     :param name: name of the job: the same after a restart, and another one for each job.
         Positions are stored in the source under it, and the names of publishers begin with it.
     :param route: chooses the partition of a target that is a super stream, as in
-        :meth:`SuperStream.publisher`; its functions get a :class:`~rbfly.streams.Message`.
+        :meth:`SuperStream.publisher`; its functions get a :class:`~rbfly.streams.Message`.  None
+        between two super streams of equally many partitions: a message keeps its partition.
     :param context: pass the :class:`~rbfly.streams.Message` to `transform`, not only its body.
     :param amqp: decode and encode messages; if false, bodies are the bytes of messages.
     :param on_decode_error: what to do with a message that is not AMQP 1.0, as in
         :meth:`StreamsClient.subscribe`.
     :param filter_extract: returns the filter value of an output, or None.
+    :param sub_entry_size: outputs in a sub-entry, which have one publishing id and one confirm, 1
+        to 65,535; None for no sub-entries.  Not together with `filter_extract` or `route`.
+    :param compression: compression of sub-entries, as in :meth:`StreamsClient.publisher`.
     :param offset: where the job starts when it runs for the first time.
     :param until: where to end, as in :meth:`StreamsClient.subscribe`; None to run until the task
         is cancelled.  Without an end, the processes that run the job are a group of this name, of
@@ -132,6 +139,8 @@ async def pipe(
         amqp,
         on_decode_error,
         filter_extract,
+        sub_entry_size,
+        compression,
         offset,
         until,
         interval,
@@ -156,6 +165,8 @@ class Pipe:
         amqp: bool,
         on_decode_error: OnDecodeError,
         filter_extract: BloomFilterExtract | None,
+        sub_entry_size: int | None,
+        compression: Compression | str | None,
         offset: Offset,
         until: Literal['now'] | Offset | datetime | None,
         interval: float,
@@ -173,8 +184,13 @@ class Pipe:
         check_type('name', name, str)
         if not name:
             raise ArgumentError('name must not be empty')
-        if (route is not None) != isinstance(target, SuperStream):
-            raise ArgumentError('route is needed for a target that is a super stream, and only then')
+        if not isinstance(target, SuperStream):
+            if route is not None:
+                raise ArgumentError(f'target {target.name!r} is a stream: omit route')
+        elif route is None and not isinstance(source, SuperStream):
+            raise ArgumentError(f'target {target.name!r} is a super stream: pass route')
+        elif route is not None and sub_entry_size is not None:
+            raise ArgumentError('sub-entries of messages with a route: omit sub_entry_size')
         check_type('context', context, bool)
         check_type('amqp', amqp, bool)
         check_type('offset', offset, Offset)
@@ -184,15 +200,15 @@ class Pipe:
         check_type('progress', progress, PipeProgress)
         self._source = source
         self._target = target
-        self._transform = transform
-        self._is_async = iscoroutinefunction(transform) or iscoroutinefunction(
+        is_async = iscoroutinefunction(transform) or iscoroutinefunction(
             getattr(transform, '__call__', None)  # noqa: B004 - of an object
         )
+        self._work = Work(transform, is_async, context, sub_entry_size)
         self._name = name
-        self._context = context
         self._offset = offset
         self._interval = interval
-        self._limit = max(1, max_unconfirmed // (FLUSHES + 1))  # messages of a batch
+        # Messages of a batch; sub-entries begin with the chunks of the source.
+        self._limit = max(1, max_unconfirmed // (FLUSHES + 1)) if sub_entry_size is None else None
         self._progress = progress
         self._reading: dict[str, Any] = {
             'amqp': amqp,
@@ -208,9 +224,13 @@ class Pipe:
             'amqp': amqp,
             'filter_extract': filter_extract,
             'max_unconfirmed': max_unconfirmed,
+            'sub_entry_size': sub_entry_size,
+            'compression': compression,
         }
         if route is not None:
             self._publishing['route'] = route
+        self._keeps_partitions = route is None and isinstance(target, SuperStream)
+        self._targets: dict[str, Stream] = {}  # by partition of the source, if they are kept
         self._lanes: dict[str, Lane] = {}
         self._started: dict[str, Lane] = {}  # whose messages have not arrived
         self._names: set[str] = set()  # partitions of the source
@@ -219,7 +239,19 @@ class Pipe:
 
     async def run(self) -> None:
         """Run until the source ends, or something fails."""
-        self._check_names(*await partitions_of(self._source))
+        partitions = await partitions_of(self._source)
+        self._check_names(*partitions)
+        if self._keeps_partitions:
+            targets = await partitions_of(self._target)
+            if len(partitions) != len(targets):
+                raise ArgumentError(
+                    f'{self._source.name!r} has {len(partitions)} partitions, and'
+                    f' {self._target.name!r} has {len(targets)}: pass route'
+                )
+            self._targets = {
+                name: partition_stream(self._target, to)
+                for name, to in zip(partitions, targets, strict=True)
+            }
         delay, before = FIRST_DELAY, -1
         while True:
             try:
@@ -291,7 +323,7 @@ class Pipe:
             if lane is not None:  # of an earlier activity of this member
                 await lane.close()
             lane = self._lanes[stream] = started
-            await lane.open(self._target, self._publishing)
+            await self._open(lane)
         if lane is None:  # the member has handed it over
             return
         if batch.offsets[0] < lane.taken:
@@ -307,7 +339,7 @@ class Pipe:
             return
         published = lane.published
         try:
-            await lane.take(batch, self._transform, self._is_async, self._context)
+            await lane.take(batch)
             self._progress.read += len(batch)
         finally:
             self._progress.published += lane.published - published
@@ -323,13 +355,15 @@ class Pipe:
             start = await client.resolve_offset(stream, self._offset)
         else:
             start = (stored + 1) % OFFSETS
-        lane = Lane(self._name, self._source, stream, start, stored is None, self._tasks)
+        lane = Lane(
+            self._name, self._source, stream, start, stored is None, self._work, self._tasks
+        )
         before = self._started.pop(stream, None)
         if before is not None:
             await before.close()
         self._started[stream] = lane
         if stored is None and stream not in self._lanes:
-            await lane.open(self._target, self._publishing)
+            await self._open(lane)
         return Offset.offset(start)
 
     def _check_names(self, *streams: str) -> None:
@@ -351,6 +385,18 @@ class Pipe:
                 f' remembers the last publishing ids of {NAMES_MAX} publishers of a stream'
             )
             raise about(error, self._source.name, self._name)
+
+    async def _open(self, lane: Lane) -> None:
+        target: End | None = self._target
+        if self._keeps_partitions:
+            target = self._targets.get(lane.stream)
+            if target is None:
+                error = PipeError(
+                    f'{lane.stream!r} is a new partition of {self._source.name!r}: start the pipe'
+                    f' again when {self._target.name!r} has as many, or pass route'
+                )
+                raise about(error, lane.stream, self._name)
+        await lane.open(target, self._publishing)
 
     async def _store_regularly(self) -> None:
         while True:
