@@ -34,12 +34,14 @@ class Work(Record):
     :param is_async: `transform` is an async function.
     :param context: pass the context of the message, not only its body.
     :param group_size: outputs in a sub-entry; None for no sub-entries.
+    :param asks: the publisher asks the broker for routes: an atomic batch could overtake messages.
     """
 
     transform: Callable[[Any], Any]
     is_async: bool
     context: bool
     group_size: int | None
+    asks: bool
 
 
 def as_list(output: Any) -> list[Any]:
@@ -93,6 +95,7 @@ class Lane:
         self._is_async = work.is_async
         self._context = work.context
         self._group_size = work.group_size
+        self._asks = work.asks
         self._atomic: set[asyncio.Task[None]] = set()  # batches in flight
         self._tasks = tasks
         self._opening: Any = None
@@ -205,7 +208,8 @@ class Lane:
 
         :returns: number of messages, and the several outputs of the last one, which is not taken.
         """
-        transform, own, batch = self._transform, self._output, self._open_publisher.batch
+        transform, own, asks = self._transform, self._output, self._asks
+        batch = self._open_publisher.batch
         offset, taken, published = self.taken, 0, 0
         try:
             for offset, message in messages:
@@ -224,6 +228,8 @@ class Lane:
                     output.publish_id = offset + 1
                     batch(output)
                 else:
+                    if asks:  # the publisher keeps the message until it knows the route
+                        own = Message(None)
                     own.body, own.publish_id = output, offset + 1
                     batch(own)
                 published += 1
@@ -288,12 +294,14 @@ class Lane:
         """Publish outputs that have one publishing id, in one sub-entry."""
         publisher = self._open_publisher
         await self._capacity(len(outputs))
+        if self._asks:
+            await self._wait_confirmed(None)
         before = publisher.unconfirmed
         sending = self._tasks.create_task(self._send_atomic(offset, [*map(as_message, outputs)]))
         self._atomic.add(sending)
         sending.add_done_callback(self._atomic.discard)
         await asyncio.sleep(0)  # it has begun
-        if publisher.unconfirmed < before + len(outputs):  # it waits for capacity, or for a route
+        if self._asks or publisher.unconfirmed < before + len(outputs):  # it waits for capacity
             await sending
         self.published += len(outputs)
         self.taken = offset + 1

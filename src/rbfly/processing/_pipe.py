@@ -31,6 +31,7 @@ from ..streams import (
     OffsetTracking,
     OnDecodeError,
     SuperStream,
+    by_key,
 )
 from ._ends import End, Stream, check_end, partition_stream, partitions_of, subscribe
 from ._lane import FLUSHES, OFFSETS, Lane, Work
@@ -203,7 +204,9 @@ class Pipe:
         is_async = iscoroutinefunction(transform) or iscoroutinefunction(
             getattr(transform, '__call__', None)  # noqa: B004 - of an object
         )
-        self._work = Work(transform, is_async, context, sub_entry_size)
+        self._work = Work(
+            transform, is_async, context, sub_entry_size, isinstance(route, type(by_key(str)))
+        )
         self._name = name
         self._offset = offset
         self._interval = interval
