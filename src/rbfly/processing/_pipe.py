@@ -422,6 +422,8 @@ class Pipe:
                 await messages.commit(last)
         except OffsetNotStored:  # another process reads the partition, and stores its own position
             return
+        except ArgumentError:  # the partition was deleted
+            return
         lane.stored = max(lane.stored, confirmed)
         self._progress.position[lane.stream] = confirmed
 
