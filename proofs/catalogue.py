@@ -10,6 +10,7 @@ Value = int | bool | str
 SETTINGS = {
     'messages': 'number of messages',
     'cuts': 'number of cuts, restarts, leader changes or cancelled sends',
+    'kills': 'number of times that the publishing process is killed',
     'tasks': 'number of concurrent sending tasks',
     'rounds': 'number of interleaved rounds',
     'milliseconds': 'approximate duration of each measurement in a round',
@@ -77,6 +78,8 @@ PROOFS = {
          'many tasks sharing one publisher, each returning after its own confirm'),
         ('cancels', 'publish.cancels', 1, {'messages': 50_000, 'cuts': 10_000},
          'sends cancelled at random moments, without effect on other messages'),
+        ('atomic', 'atomic.atomic', 1, {'kills': 1_000, 'on': 'rabbitmq', 'unnamed': False},
+         'a process killed while it sends atomic batches, of which no part is ever stored'),
         ('latency', 'speed.latency', 1, {'messages': 60_000},
          'latency of send at 1,000 messages per second, compared with the floor'),
         ('rtt', 'speed.rtt', 1, {'rounds': 5, 'milliseconds': 2_000},

@@ -114,6 +114,24 @@ async def test_batch_queues_behind_messages_of_batch(
         assert await stored(client, stream) == [b'1', b'2', b'3']
 
 
+async def test_calls_that_wait_for_the_window_keep_their_order(
+    client: rbs.StreamsClient, stream: str, rng: random.Random
+) -> None:
+    """A small batch does not overtake a large one, whose explicit id would then be too low."""
+    async with client.publisher(stream, amqp=False, max_unconfirmed=50) as publisher:
+        tasks: list[asyncio.Task[None]] = []
+        for i in range(300):
+            messages = [b'%d' % i] * rng.choice((1, 2, 40))
+            tasks.append(asyncio.create_task(publisher.send_atomic(messages, publish_id=i)))
+            if len(tasks) == 8:
+                await tasks.pop(0)
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+    found = [int(body) for body in await stored(client, stream)]
+    assert found == sorted(found)
+    assert {*found} == {*range(300)}
+
+
 async def test_batch_larger_than_the_window(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, amqp=False, max_unconfirmed=10) as publisher:
         sends = [publisher.send(b'a') for _ in range(30)]
@@ -323,7 +341,7 @@ async def test_connections_are_cut(
     left = [tuple(map(int, body.split())) for body in await stored(client, stream)]
     found: Counter[tuple[int, int]] = Counter()
     while left:
-        task, i, first = left[0]
+        task, i, _ = left[0]
         size = sizes[task, i]
         assert left[:size] == [(task, i, n) for n in range(size)]
         del left[:size]
@@ -333,9 +351,7 @@ async def test_connections_are_cut(
         assert set(found.values()) == {1}
 
 
-async def test_broker_restarts(
-    private_broker: Callable[[], RabbitMQ], private_stream: str
-) -> None:
+async def test_broker_restarts(private_broker: Callable[[], RabbitMQ], private_stream: str) -> None:
     broker = private_broker()
     async with (
         rbs.streams_client(broker.uri) as client,

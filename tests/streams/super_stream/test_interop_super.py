@@ -113,3 +113,21 @@ async def test_program_reads_what_rbfly_publishes_by_key(
     async with started(program, 'super-consume', broker, stream_name) as ask:
         assert (await ask(do='run'))['count'] == COUNT
     assert await read(client, stream_name) == dict(zip(super_stream, EXPECTED, strict=True))
+
+
+@pytest.mark.parametrize('program', BOTH)
+async def test_program_reads_atomic_batches(
+    program: str,
+    broker: RabbitMQ,
+    client: rbs.StreamsClient,
+    stream_name: str,
+    super_stream: list[str],
+) -> None:
+    async with client.super_stream(stream_name).publisher(
+        route=rbs.by_hash(bytes.decode)
+    ) as publisher:
+        for bodies in EXPECTED:
+            for start in range(0, len(bodies), 100):
+                await publisher.send_atomic(bodies[start : start + 100])
+    async with started(program, 'super-consume', broker, stream_name) as ask:
+        assert (await ask(do='run'))['count'] == COUNT

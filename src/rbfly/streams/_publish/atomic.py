@@ -51,7 +51,7 @@ async def send_atomic(
     timeout: float | None,
     publish_id: int | None,
 ) -> None:
-    """Send a batch and wait until the broker has confirmed it; see :meth:`Publisher.send_atomic`."""
+    """Send a batch and wait until the broker has confirmed it."""
     until = end_of(timeout)
     core = session.core
     session.check()

@@ -368,7 +368,9 @@ class PublisherSession(Owner):
     async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, in turn, until `count` messages fit into the window; false if not in time."""
         core = self.core
-        if not core.capacity.waiting and core.has_capacity(count):
+        capacity = core.capacity
+        # Tasks that have been granted capacity go first, even if there is more.
+        if not (capacity.waiting or capacity.reserved) and core.has_capacity(count):
             return True
         core.write()  # batched messages use capacity until they are confirmed
         if until == NOW or not await core.capacity.wait(count, count, until):

@@ -7,7 +7,14 @@ import functools
 import logging
 from collections.abc import AsyncIterable, Iterable, MutableSet, Sequence
 
-from ...error import ArgumentError, ConfirmTimeout, PublisherError, RbFlyError, SendProgress, raise_any
+from ...error import (
+    ArgumentError,
+    ConfirmTimeout,
+    PublisherError,
+    RbFlyError,
+    SendProgress,
+    raise_any,
+)
 from ...net.cluster import Cluster
 from ...net.locator import named
 from ...net.observer import facts
