@@ -98,7 +98,7 @@ LAYERS = {
         ['', 'lazy', 'profiles', 'running', 'values', 'output', 'partitions', 'lines'],
         ['connection', 'formats', 'places'],
         ['broker', 'stream', 'tail', 'publish', 'lag'],
-        ['super_stream', 'offset'],
+        ['super_stream', 'offset', 'copy'],
         ['histogram', 'certificate'],
         ['load', 'reachability'],
         ['report', 'diagnosis'],
