@@ -47,6 +47,9 @@ nitpick_ignore_regex = [
     ('py:class', r'rbfly\.streams\.types\.ClientTracing'),
     ('py:class', 'MeterProvider'),  # OpenTelemetry's
     ('py:class', r'(rbfly\.streams\.[\w.]+\.)?([FP]|Body)'),  # type variables
+    ('py:class', r'rbfly\.processing\._process\.B'),  # a type variable
+    # the results of `retry` and `dead_letter`, which programs pass to `process`
+    ('py:class', r'rbfly\.processing\._failures\.(Retry|DeadLetter)'),
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
     # the result of `publisher`, which programs await or enter at once
@@ -73,8 +76,8 @@ def hide_constructor(
 
 def hide_overloads() -> None:
     """Show the signature with the defaults; overloads differ in the types of bodies only."""
-    for name in ('client', '_super_stream.client'):
-        analyzer = ModuleAnalyzer.for_module(f'rbfly.streams.{name}')
+    for name in ('streams.client', 'streams._super_stream.client', 'processing._process'):
+        analyzer = ModuleAnalyzer.for_module(f'rbfly.{name}')
         analyzer.analyze()
         analyzer.overloads.clear()
 

@@ -108,6 +108,10 @@ PROOFS = {
          {'seconds': 600, 'partitions': 8, 'members': 4, 'on': 'rabbitmq'},
          'members of a group join, leave, are killed and frozen, while connections are cut,'
          ' nodes restarted and leaders moved'),
+        ('process', 'processing.processing', 1,
+         {**MILLION, 'cuts': 12, 'partitions': 8, 'members': 3, 'on': 'rabbitmq'},
+         'many messages at once, in order by key, in a group whose members are killed, stopped and'
+         ' cut off, while work fails, hangs and is slow'),
         ('soak', 'soak.soak', 3, {'seconds': 3_600, 'on': 'rabbitmq', 'doing': 'all'},
          'all ways of publishing and consuming at the same time, with random faults'),
     )

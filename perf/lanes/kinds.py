@@ -34,6 +34,11 @@ SCENARIOS = {
         'Consuming',
         'a stream consumed from first to last message, of 10 bytes unless stated otherwise',
     ),
+    'processing': Scenario(
+        'Working on messages',
+        'a stream consumed from first to last message, of 10 bytes, and an async function awaited'
+        ' for each message',
+    ),
     'codec': Scenario(
         'Encoding and decoding AMQP 1.0',
         'AMQP 1.0 messages encoded and decoded, without a broker; the small map is'
@@ -271,6 +276,17 @@ def consuming() -> None:
         add(name, scenario, title, full, 0.5, size=size, work='consume', stored=stored, **about)
 
 
+def processing() -> None:
+    for name, waits, title, count, frame in (
+        ('process', 0, 'a function that does not wait', 1_000_000, 4_000),
+        ('process-wait', 1_000, 'a function that waits for a millisecond', 5_000, 100),
+    ):
+        about = {'at': waits, 'size': frame, 'warm_up': frame, 'work': 'process'}
+        stored = Stored(frame=frame)
+        quick = max(count // 10 // frame, 1) * frame
+        add(name, 'processing', title, count, 0.2, quick=quick, stored=stored, **about)
+
+
 def codecs() -> None:
     for message, content in CODEC_MESSAGES.items():
         nested = message == 'nested'
@@ -438,7 +454,7 @@ def names(scenario: str, *series: str) -> tuple[str, ...]:
 
 
 for add_kinds in (
-    publishing, consuming, codecs, batch_sizes_and_tasks, polling, latency, processes, sizes,
-    values, clients, super_streams, growth,
+    publishing, consuming, processing, codecs, batch_sizes_and_tasks, polling, latency, processes,
+    sizes, values, clients, super_streams, growth,
 ):  # fmt: skip
     add_kinds()

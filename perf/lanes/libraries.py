@@ -16,6 +16,8 @@ LIBRARIES = {
         Library('rbfly-raw', 'RbFly (raw bytes)', (DISTRIBUTION,)),
         Library('rbfly-batches', 'RbFly (batches)', (DISTRIBUTION,)),
         Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
+        Library('rbfly-1-worker', 'RbFly (1 worker)', (DISTRIBUTION,)),
+        Library('rbfly-16-workers', 'RbFly (16 workers)', (DISTRIBUTION,)),
         Library('rbfly-traced', 'RbFly (traced)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rbfly-metrics', 'RbFly (metrics)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rstream', 'rstream', ('rstream',)),
@@ -135,6 +137,22 @@ USES = (
         ' `stream_timestamp`, `body` and, where present, `properties` and'
         ' `app_properties`',
         read='messages',
+    ),
+    use(
+        'rbfly',
+        'rbfly_process',
+        'processing/',
+        '`async for` over decoded bodies, awaiting the function for each',
+    ),
+    *(
+        use(
+            name,
+            'rbfly_process',
+            'processing/',
+            f'`process(subscription, function, workers={workers})`',
+            workers=workers,
+        )
+        for name, workers in (('rbfly-1-worker', 1), ('rbfly-16-workers', 16))
     ),
     use(
         'rbfly-metrics',

@@ -21,6 +21,7 @@ from rbfly.amqp._layout cimport (
     DATA, DATA32, FOOTER, HEADER, I_ANNOTATIONS, I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS,
     I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES, SEQUENCE, VALUE, Layout, Sections, build_body,
     build_section, data_head, get_field, is_one_section, open_sections, scan, skip_value,
+    take_descriptor,
 )
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._path cimport name_part
@@ -224,8 +225,27 @@ cdef int put_sections(OutBuffer *out, Message ctx) except -1:
     put_section(out, sections, I_ANNOTATIONS, p, n)
     put_section(out, sections, I_PROPERTIES, p, n)
     put_section(out, sections, I_APP_PROPERTIES, p, n)
-    put_body(out, ctx.take_body())
+    if owner is not None and keeps_body(ctx):
+        put_received_body(out, p + ctx._body_at, p + n)
+    else:
+        put_body(out, ctx.take_body())
     return put_section(out, sections, I_FOOTER, p, n)
+
+
+cdef int put_received_body(OutBuffer *out, const uint8_t *p, const uint8_t *end) except -1:
+    """Write the sections of a body as they were received; other sections are between them."""
+    cdef Cursor c
+    cdef const uint8_t *at
+    cdef int section
+    cursor_open(&c, p, p, end)
+    while c.p < end:
+        at = c.p
+        section = take_descriptor(&c)
+        skip_value(&c)
+        if DATA <= section <= VALUE:
+            out_reserve(out, c.p - at)
+            put_bytes(out, at, c.p - at)
+    return 0
 
 
 cdef int encode_message(OutBuffer *out, object message) except -1:

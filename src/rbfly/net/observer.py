@@ -211,7 +211,7 @@ class Observers:
             )
 
 
-def call_each(callbacks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+def call_each(callbacks: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kwargs) -> None:
     """Call all callbacks; the event loop's exception handler gets the exceptions they raise."""
     for callback in callbacks:
         try:

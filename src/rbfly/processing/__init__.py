@@ -1,6 +1,17 @@
 """Processes messages of streams, on the public API of :mod:`rbfly.streams` only."""
 
 from ._ends import Stream
+from ._failures import OnError, dead_letter, retry
 from ._pipe import PipeProgress, pipe
+from ._process import ProcessSummary, process
 
-__all__ = ['PipeProgress', 'Stream', 'pipe']
+__all__ = [
+    'OnError',
+    'PipeProgress',
+    'ProcessSummary',
+    'Stream',
+    'dead_letter',
+    'pipe',
+    'process',
+    'retry',
+]

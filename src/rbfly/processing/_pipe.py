@@ -19,6 +19,7 @@ from ..error import (
     RbFlyError,
     about,
 )
+from ..net.observer import facts
 from ..streams import (
     AMQPBody,
     BaseSubscription,
@@ -272,15 +273,12 @@ class Pipe:
             await asyncio.sleep(delay)
 
     def _log(self, error: PublisherNameInUse, delay: float) -> None:
-        extra = {
-            'rbfly_event': 'pipe_restarts',
-            'rbfly_stream': self._source.name,
-            'rbfly_name': self._name,
-            'rbfly_error': str(error),
-        }
-        text = 'pipe %r from %r to %r starts again in %.1f s: %s'
+        name = '' if self._messages is None else self._messages.connection_name
+        prefix = f'[{name}] ' if name else ''
         source, target = self._source.name, self._target.name
-        logger.warning(text, self._name, source, target, delay, error, extra=extra)
+        text = '%spipe %r from stream %r to %r starts again in %.1f s: %s'
+        extra = facts(prefix, 'pipe_restarts', stream=source, name=self._name, error=str(error))
+        logger.warning(text, prefix, self._name, source, target, delay, error, extra=extra)
 
     async def _run_once(self) -> None:
         self._lanes, self._started = {}, {}

@@ -59,6 +59,7 @@ READ: dict[str, Call] = {
     'fetch': lambda s: s.fetch(1),
     'open': lambda s: s.open(),
     'stop': lambda s: s.stop(),
+    'hooks': lambda s: s.hooks().__enter__(),
 }
 # A call of each public method.
 CALLS: dict[type[Any], dict[str, Call]] = {

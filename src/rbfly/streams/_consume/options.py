@@ -12,6 +12,7 @@ from ...protocol.offset import Offset, OffsetSource, OffsetType
 from ...record import replace
 from .._arguments import check_choice, check_filter, check_member_start, check_starts
 from .._group.handover import Group
+from .._group.hooks import Hooks
 from .._offsets.tracking import OffsetTracking
 from ..types import Commit, MessageFilter, OnDecodeError, OnGap
 
@@ -25,6 +26,7 @@ class ReadSettings:
     :raises ValueError: an argument is out of range.
     :raises TypeError: an argument has another type.
     :ivar tracking: how to store offsets; None not to.
+    :ivar hooks: functions that the subscription calls.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ReadSettings:
         self.on_gap = on_gap
         self.until = until
         self.tracking, self.group = check_group(group, offset, commit)
+        self.hooks: Hooks = Hooks()
 
 
 def check_group(

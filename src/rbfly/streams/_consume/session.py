@@ -152,7 +152,13 @@ class SubscriptionSession(Owner):
         if group is not None:
             members.add(self.offsets)
             self._member = Member(
-                group, settings.super_stream, self, offset, self._gaps, self.offsets
+                group,
+                settings.super_stream,
+                self,
+                offset,
+                self._gaps,
+                self.offsets,
+                settings.hooks,
             )
         cluster.totals.add_cursor(stream, self.cursor)
 

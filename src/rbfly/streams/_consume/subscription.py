@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, MutableSet
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ...checks import check_integer, check_timeout
@@ -11,8 +12,11 @@ from ...net.cluster import Cluster
 from ...net.waiting import can_wait
 from ...protocol._batch import MessageBatch, empty_batch
 from ...protocol._cursor import KINDS
+from .._group.handover import Group, OnRevoke
+from .._group.hooks import OnLost, OnStop
 from .._misuse import AsyncFor
 from .._offsets.store import OffsetStore
+from .._offsets.tracking import OffsetTracking
 from ..types import MessageCtx
 from ._iteration import FastSubscription, MessageIterator
 from .options import ReadSettings
@@ -39,7 +43,11 @@ def check_limit(max_messages: int | None) -> int:
 class BaseSubscription(FastSubscription[Body], AsyncFor):
     """Base of :class:`Subscription` and :class:`SuperStreamSubscription`, for functions of either.
 
-    It has their methods `open`, `messages`, `batches`, `fetch`, `stop` and `close`.
+    It has their methods `open`, `messages`, `batches`, `fetch`, `hooks`, `stop` and `close`.
+
+    :ivar offset_tracking: how it stores offsets; None with `commit='off'`.
+    :ivar group: its consumer group; None for none.
+    :ivar connection_name: of its client.
     """
 
     _session: Any  # a SubscriptionSession or a MergedSession
@@ -48,11 +56,16 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
         self,
         session: Any,
         waiter: MessageWaiter,
-        offset: object,
+        settings: ReadSettings,
+        connection_name: str,
     ) -> None:
         super().__init__(session.cursor, waiter, session.turns)
         self.stream: str = session.stream
-        self._offset = offset
+        self.offset_tracking: OffsetTracking | None = settings.tracking
+        self.group: Group | None = settings.group
+        self.connection_name: str = connection_name
+        self._offset = settings.offset
+        self._hooks = settings.hooks
         self._session = session
         self._waiter = waiter
 
@@ -75,6 +88,7 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
+        self._call_on_stop()
         try:
             await own_errors(self._session.close(wait=can_wait(kind), reader=self._reader()))
         except Exception as ex:
@@ -94,6 +108,7 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
             be stored, or `on_revoke` has not ended in time; the subscription is closed.  Errors of
             `on_revoke` are raised too, also those of earlier handovers.
         """
+        self._call_on_stop()
         await own_errors(self._session.close(wait=True, reader=self._reader()))
 
     async def aclose(self) -> None:
@@ -115,6 +130,38 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         self._session.stop()
+        self._call_on_stop()
+
+    def hooks(
+        self,
+        *,
+        on_revoke: OnRevoke | None = None,
+        on_lost: OnLost | None = None,
+        on_stop: OnStop | None = None,
+    ) -> AbstractContextManager[None]:
+        """Call functions while a `with` block runs, for code that works on messages in other tasks.
+
+        At a handover, RbFly calls `on_revoke` as soon as it delivers no more messages of the
+        stream.  Only afterwards does it wait for the program's current message or batch, and call
+        `on_revoke` of :class:`Group`, whose documentation otherwise holds for both functions.
+
+        :param on_revoke: async function of the name of the stream or partition, awaited before a
+            member of a group hands it over, also by `stop` and `close`.
+        :param on_lost: function of the name of the stream or partition, called when a member is no
+            longer active and has not handed over, because its connection is lost: another member
+            receives the messages after the stored offset.
+        :param on_stop: function without arguments, called by `stop` and `close`.
+        :raises SubscriptionError: another `with` block has set hooks of the subscription.
+        :raises TypeError: an argument is not a function.
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        self._waiter.check_loop()
+        return self._hooks.use(on_revoke, on_lost, on_stop)
+
+    def _call_on_stop(self) -> None:
+        if self._hooks.is_used:
+            self._waiter.check_loop()
+            self._hooks.stopped()
 
     async def open(self) -> None:
         """Wait until the broker has accepted the subscription.
@@ -295,4 +342,4 @@ def subscribe(
     waiter = MessageWaiter(cluster.check_loop, settings.timeout)
     session = SubscriptionSession(cluster, members, waiter, stream, settings.offset, settings)
     waiter.attach(session)
-    return Subscription(session, waiter, settings.offset)
+    return Subscription(session, waiter, settings, cluster.settings.connection_name)

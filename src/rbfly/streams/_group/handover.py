@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
+from typing import Protocol
 
 from ...checks import check_timeout, check_type
 from ...error import (
@@ -149,13 +150,22 @@ class HookRun:
 HOOKS: ContextVar[tuple[HookRun, ...]] = ContextVar('rbfly_hooks', default=())
 
 
+class HookSource(Protocol):
+    """Has the function to call at a handover; None for none."""
+
+    @property
+    def on_revoke(self) -> OnRevoke | None: ...
+
+
 class Revocation:
     """Calls `on_revoke` of a member, once for each time that the member is active.
 
+    :param group: name of the group.
     :param log_prefix: of the client.
     """
 
-    def __init__(self, group: Group, stream: str, log_prefix: str) -> None:
+    def __init__(self, source: HookSource, group: str, stream: str, log_prefix: str) -> None:
+        self._source = source
         self._group = group
         self._stream = stream
         self._log_prefix = log_prefix
@@ -176,13 +186,15 @@ class Revocation:
         :raises RevokeError: the hook has raised an error.
         :raises OffsetNotStored: it was cancelled.
         """
-        if self._group.on_revoke is None or self.is_here:
+        if self.is_here:
             return
         task = self._task
         if task is None:
+            if (hook := self._source.on_revoke) is None:
+                return
             run = self._run = HookRun()
             loop = asyncio.get_running_loop()
-            task = self._task = asyncio.Task(self._call(run), loop=loop)  # never an eager one
+            task = self._task = asyncio.Task(self._call(hook, run), loop=loop)  # never eager
             task.add_done_callback(partial(self._log_unless_taken, run))
         run = self._run
         run.takers += 1
@@ -194,16 +206,15 @@ class Revocation:
             raise
         if task.cancelled():
             error = OffsetNotStored(f'{self._where} was cancelled')
-            raise about(error, self._stream, self._group.name)
+            raise about(error, self._stream, self._group)
         if (failed := task.result()) is not None:
             raise failed
 
-    async def _call(self, run: HookRun) -> RevokeError | None:
-        assert self._group.on_revoke is not None
+    async def _call(self, hook: OnRevoke, run: HookRun) -> RevokeError | None:
         HOOKS.set((*(other for other in HOOKS.get() if not other.ended), run))
         self._running.add(run)
         try:
-            await self._group.on_revoke(self._stream)
+            await hook(self._stream)
         except BaseException as ex:
             if is_foreign(ex):
                 raise
@@ -222,7 +233,7 @@ class Revocation:
 
     @property
     def _where(self) -> str:
-        return f'on_revoke of group {self._group.name!r}, for stream {self._stream!r}'
+        return f'on_revoke of group {self._group!r}, for stream {self._stream!r}'
 
     def cancel(self) -> None:
         """Cancel the hook, unless it calls this."""

@@ -50,6 +50,7 @@ from .._offsets.queries import (
 from .._offsets.store import OffsetStore
 from .._waiting import WaitingTasks, cancel
 from .handover import Group, Revocation, RevokeError
+from .hooks import Hooks
 from .stranded import StrandedCheck
 
 logger: logging.Logger = logging.getLogger('rbfly.streams')
@@ -110,6 +111,7 @@ class Member:
     :param offset: where to start if no offset is stored under the group's name; or an async
         function that returns where to start each time the member becomes active.
     :param offsets: stores offsets while the member is active.
+    :param hooks: functions that the subscription calls.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Member:
         offset: Offset | OffsetSource,
         gaps: GapCheck,
         offsets: OffsetStore,
+        hooks: Hooks,
     ) -> None:
         self.group = group
         self.activity: Activity = Activity.STANDBY
@@ -145,7 +148,11 @@ class Member:
         self._leave_by = 0.0  # time of the event loop until which it finishes its messages
         self._has_dropped = False  # messages have arrived since the last update
         self._finishing = WaitingTasks()
-        self._revocation = Revocation(group, self._stream, self._cluster.settings.log_prefix)
+        prefix = self._cluster.settings.log_prefix
+        self._hooks = hooks
+        # In this order, and the first before the program has finished its messages.
+        self._first = Revocation(hooks, group.name, self._stream, prefix)
+        self._revocation = Revocation(group, group.name, self._stream, prefix)
         self._has_handed_over = False
         self._stranded: StrandedCheck | None = None
 
@@ -218,7 +225,7 @@ class Member:
     @property
     def is_revoking(self) -> bool:
         """True in `on_revoke`, and in the tasks that it has created."""
-        return self._revocation.is_here
+        return self._first.is_here or self._revocation.is_here
 
     async def revoke(self) -> None:
         """Call `on_revoke`: the subscription is being closed.
@@ -231,6 +238,7 @@ class Member:
         timeout = self.group.handover_timeout
         try:
             async with asyncio.timeout(timeout):
+                await self._first.wait()
                 await self._revocation.wait()
         except TimeoutError:
             self._on_late()
@@ -407,9 +415,11 @@ class Member:
 
     async def _leave(self) -> None:
         """Finish the messages that the program has received, store the offset, and stand by."""
-        can_store = self.group.on_revoke is None  # else only if that succeeds
+        # With a function, only if that succeeds.
+        can_store = self.group.on_revoke is None and self._hooks.on_revoke is None
         try:
             async with asyncio.timeout_at(self._leave_by):
+                await self._first.wait()
                 await self._finish()
                 await self._revocation.wait()
                 can_store = True
@@ -431,6 +441,7 @@ class Member:
 
     def _on_late(self) -> None:
         """The program has not finished its messages, or `on_revoke` has not ended, in time."""
+        self._first.cancel()
         self._revocation.cancel()
         if self.activity in (Activity.ACTIVE, Activity.LEAVING):
             self._enter(Activity.LATE)
@@ -480,6 +491,7 @@ class Member:
             self._offsets.end_term()
         if self.activity is not Activity.STANDBY:
             self._enter(Activity.STANDBY)
+        self._first.reset()
         self._revocation.reset()
         self._forget()
         if was_active:
@@ -488,6 +500,8 @@ class Member:
             extra = self._facts('deactivated')
             logger.info('%sthe %r is no longer active', prefix, self, extra=extra)
             self._notify(Observer.on_deactivated, not self._has_handed_over)
+            if not self._has_handed_over:
+                self._hooks.lost(self._stream)
 
     def _forget(self) -> None:
         """Forget the messages; remember the stream that they are of."""

@@ -422,4 +422,5 @@ class SuperStream:
         session = MergedSession(
             self._cluster, self.client._members, waiter, self.name, settings, refresh_interval
         )
-        return SuperStreamSubscription(session, waiter, settings.offset)
+        name = self._cluster.settings.connection_name
+        return SuperStreamSubscription(session, waiter, settings, name)

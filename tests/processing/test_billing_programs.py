@@ -1,0 +1,67 @@
+"""A program that works on many messages at once, with `process` and written by hand."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import rbfly.streams as rbs
+from tests.brokers import until
+from tests.streams.test_user_programs import FOLDER, HANG, end, started
+from tests.super_streams import read_partition
+
+PAGE = Path(__file__).parents[2] / 'doc' / 'processing.rst'
+COUNT = 3000
+FAILING = 100  # every so often, an order has no id
+
+
+def bills(folder: Path) -> set[int]:
+    """The numbers of the orders that were billed."""
+    return {int(line) for path in folder.iterdir() for line in path.read_text().splitlines()}
+
+
+@pytest.mark.parametrize('program', ['billing_before', 'billing_after'])
+async def test_every_order_is_billed(
+    client: rbs.StreamsClient,
+    broker_uri: str,
+    super_stream: str,
+    dead: str,
+    tmp_path: Path,
+    program: str,
+) -> None:
+    """Also if a process is killed; orders that cannot be billed are in the other stream."""
+    arguments = (program, broker_uri, super_stream, dead)
+    orders = client.super_stream(super_stream)
+    async with (
+        started(*arguments, output=tmp_path / '0') as first,
+        started(*arguments, output=tmp_path / '1') as second,
+        started(*arguments, output=tmp_path / '2') as third,
+    ):
+        route = rbs.by_hash(lambda order: order['customer'])
+        async with orders.publisher(route=route) as publisher:
+            for i in range(COUNT):
+                order = {'id': i} if i % FAILING else {'number': i}
+                await publisher.submit(order | {'customer': f'customer {i % 40}'})
+                if i == COUNT // 2:
+                    await until(lambda: len(bills(tmp_path)) > 100, 'some are billed', HANG)
+                    first.kill()
+            await publisher.flush()
+        whole = {i for i in range(COUNT) if i % FAILING}
+        await until(lambda: bills(tmp_path) == whole, 'all orders are billed', HANG)
+        failed = set(range(0, COUNT, FAILING))
+        async with asyncio.timeout(HANG):
+            found = set[int]()
+            while found != failed:
+                await asyncio.sleep(0.1)
+                found = {item['number'] for item in await read_partition(client, dead)}
+        await end(second)
+        await end(third)
+    lag = await orders.lag('billing')
+    assert set(lag.values()) == {0}
+
+
+def test_page_says_how_long_the_programs_are() -> None:
+    for program in ('billing_before', 'billing_after'):
+        lines = (FOLDER / f'{program}.py').read_text().splitlines()
+        count = sum(bool(line.strip()) and not line.lstrip().startswith('#') for line in lines)
+        assert f'{count}' in PAGE.read_text()
