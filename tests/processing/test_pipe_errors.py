@@ -196,6 +196,27 @@ async def test_messages_that_retention_has_removed(
         await run(client, stream_name, target, same)
 
 
+@pytest.mark.parametrize('several', [False, True])
+async def test_output_that_the_broker_refuses(several: bool) -> None:
+    """The position does not pass its message."""
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('source')
+        broker.create_stream('target')
+        await publish(client, 'source', range(100))
+        await run(client, 'source', 'target', same)
+        await publish(client, 'source', range(100, 200))
+        before = await client.read_offset('source', 'job')
+
+        def transform(number: int) -> Any:
+            if number == 100:
+                broker.publish_error(0x11, 1)
+            return [number] * 2 if several else number
+
+        with pytest.raises(rbs.PublishError):
+            await run(client, 'source', 'target', transform)
+        assert await client.read_offset('source', 'job') == before
+
+
 async def test_message_that_is_not_amqp(
     client: rbs.StreamsClient, stream: str, target: str
 ) -> None:

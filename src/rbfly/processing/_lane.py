@@ -102,6 +102,7 @@ class Lane:
         self._publisher: BasePublisher | None = None
         self._flushes = 0
         self._flushed = start  # offset after the last message that a wait concerns
+        self._has_failed = False
         self._room = asyncio.Event()
         self._output: Message[Any] = Message(None)  # the publisher encodes it at once
 
@@ -292,16 +293,15 @@ class Lane:
 
     async def _put_several(self, offset: int, outputs: list[Any]) -> None:
         """Publish outputs that have one publishing id, in one sub-entry."""
-        publisher = self._open_publisher
-        await self._capacity(len(outputs))
+        free = await self._capacity(len(outputs))
         if self._asks:
             await self._wait_confirmed(None)
-        before = publisher.unconfirmed
         sending = self._tasks.create_task(self._send_atomic(offset, [*map(as_message, outputs)]))
         self._atomic.add(sending)
-        sending.add_done_callback(self._atomic.discard)
-        await asyncio.sleep(0)  # it has begun
-        if self._asks or publisher.unconfirmed < before + len(outputs):  # it waits for capacity
+        sending.add_done_callback(self._on_sent)
+        # It enters the window in its first step; if that is full by then, `_capacity` waits for it.
+        await asyncio.sleep(0)
+        if self._asks or free < len(outputs) or sending.done():
             await sending
         self.published += len(outputs)
         self.taken = offset + 1
@@ -314,6 +314,10 @@ class Lane:
             raise
         except BaseException as ex:
             raise self._failed(ex, offset)  # noqa: B904
+
+    def _on_sent(self, sending: asyncio.Task[None]) -> None:
+        if not sending.cancelled() and sending.exception() is None:
+            self._atomic.discard(sending)
 
     def _failed(self, error: BaseException, offset: int) -> BaseException:
         """Return the error of a message, which says where it is."""
@@ -331,28 +335,40 @@ class Lane:
 
     async def _flush(self, taken: int) -> None:
         await self._wait_confirmed(None)
-        self.confirmed = max(self.confirmed, taken)
+        self._confirm(taken)
         self._flushes -= 1
         self._room.set()
         self._flush_soon()  # what was queued while all waits were in use
 
+    def _confirm(self, taken: int) -> None:
+        """Note that all outputs of the messages before an offset are stored."""
+        if not self._has_failed:  # another wait may know of an output that is not
+            self.confirmed = max(self.confirmed, taken)
+
     async def settle(self, timeout: float | None = None) -> None:
         """Wait until all outputs are stored, for at most that many seconds."""
         taken = self.taken
-        if self._publisher is not None and taken > self.confirmed:
+        if self._publisher is not None and taken > self.confirmed and not self._has_failed:
             await self._wait_confirmed(timeout)
-            self.confirmed = max(self.confirmed, taken)
+            self._confirm(taken)
 
     async def _wait_confirmed(self, timeout: float | None) -> None:
-        """Wait until everything published so far is confirmed."""
+        """Wait until everything published so far is confirmed.
+
+        After an error, no later output counts as stored: the publisher reports the error once.
+        """
         several = [*self._atomic]
-        await self._open_publisher.flush(timeout)
-        if several:
-            done, left = await asyncio.wait(several, timeout=timeout)
-            for task in done:
-                task.result()
-            if left:
-                raise ConfirmTimeout(f'an atomic batch was not confirmed within {timeout} s')
+        try:
+            await self._open_publisher.flush(timeout)
+            if several:
+                done, left = await asyncio.wait(several, timeout=timeout)
+                for task in done:
+                    task.result()
+                if left:
+                    raise ConfirmTimeout(f'an atomic batch was not confirmed within {timeout} s')
+        except BaseException:
+            self._has_failed = True
+            raise
 
     async def close(self, error: BaseException | None = None) -> None:
         """Close the publisher; after an error, as `async with` does."""
