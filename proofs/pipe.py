@@ -1,4 +1,4 @@
-"""Proof of pipes: whenever their processes are killed, each output is stored exactly once, in order.
+"""Proof of pipes: whenever a process is killed, each output is stored exactly once, in order.
 
 Two processes run one job between two super streams.  One of them is killed at a random moment, and
 another one starts.  A message has no output, one, or two: those are an atomic batch.
@@ -54,9 +54,7 @@ def piping(uris: Sequence[str], source: str, target: str, total: int, moved: Any
     uvloop.run(piping_all(uris, source, target, total, moved))
 
 
-async def piping_all(
-    uris: Sequence[str], source: str, target: str, total: int, moved: Any
-) -> None:
+async def piping_all(uris: Sequence[str], source: str, target: str, total: int, moved: Any) -> None:
     def transform(found: bytes) -> list[bytes]:
         moved.value += 1
         return [body(number) for number in outputs_of(int(found), total)]
@@ -187,8 +185,10 @@ def separated(stored: Sequence['array[int]'], total: int) -> str:
         for i, number in enumerate(numbers):
             if number >= total and (i == 0 or numbers[i - 1] != number - total):
                 return f'{number:,} does not follow {number - total:,}'
-            if number % 10 == 1 and number < total and numbers[i + 1 : i + 2] != array(
-                'q', [number + total]
+            if (
+                number % 10 == 1
+                and number < total
+                and numbers[i + 1 : i + 2] != array('q', [number + total])
             ):
                 return f'{number + total:,} does not follow {number:,}'
     return ''

@@ -12,7 +12,15 @@ import pytest
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.testing import StreamBroker
-from tests.command_line import bodies, in_terminal, publish, rbfly, started, super_stream, wait_until
+from tests.command_line import (
+    bodies,
+    in_terminal,
+    publish,
+    rbfly,
+    started,
+    super_stream,
+    wait_until,
+)
 
 
 @pytest.fixture

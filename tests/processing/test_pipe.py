@@ -121,9 +121,7 @@ async def test_bytes_of_messages(client: rbs.StreamsClient, stream: str, target:
 
 async def test_filter_values(client: rbs.StreamsClient, stream: str, target: str) -> None:
     await publish(client, stream, [{'region': name} for name in ('emea', 'apac') * 5])
-    await run(
-        client, stream, target, same, filter_extract=lambda message: message.body['region']
-    )
+    await run(client, stream, target, same, filter_extract=lambda message: message.body['region'])
     wanted = rbs.MessageFilter(lambda message: message.body['region'], {'apac'})
     first = rbs.Offset.FIRST
     found = client.subscribe(target, offset=first, until='now', filter=wanted)

@@ -12,7 +12,6 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.processing import PipeProgress, Stream, pipe
 from rbfly.streams import ArgumentError, Message
-from tests.brokers import until
 from tests.group_members import NewClient
 from tests.processing.piping import in_time, stored
 from tests.super_streams import super_stream_of
@@ -103,9 +102,7 @@ async def test_from_one_stream(client: rbs.StreamsClient, plain: str, target: st
         await client.write_offset(plain, 'job', 2**64 - 1, wait=True)
 
 
-async def test_messages_keep_their_partitions(
-    client: rbs.StreamsClient, super_stream: str
-) -> None:
+async def test_messages_keep_their_partitions(client: rbs.StreamsClient, super_stream: str) -> None:
     await fill(client, super_stream, 0, 1000)
     async with super_stream_of(client, 3) as target:
         ends = client.super_stream(super_stream), client.super_stream(target)
@@ -117,7 +114,7 @@ async def test_other_number_of_partitions_needs_a_route(
     client: rbs.StreamsClient, super_stream: str, target: str
 ) -> None:
     ends = client.super_stream(super_stream), client.super_stream(target)
-    with pytest.raises(ArgumentError, match='has 3 partitions, and .* has 4: pass route'):
+    with pytest.raises(ArgumentError, match=r'has 3 partitions, and .* has 4: pass route'):
         await pipe(*ends, same, name='job', until='now')
 
 
@@ -210,11 +207,9 @@ async def test_group_shares_the_partitions(
         return sum(map(len, await stored_of(client, target)))
 
     async with asyncio.timeout(60):
-        while await count() < total:
+        while await count() < total:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     check(await stored_of(client, target), total)
-
-

@@ -91,10 +91,10 @@ class Copy:
 def command(to_uris: tuple[str, ...], to_profile: str | None, **options: Any) -> None:
     """Copy the messages of a stream or a super stream to another one.
 
-    The bytes of each message are kept. Without --follow, it ends at the end that FROM has now. If it
-    is run again, it goes on where it was: each message is stored exactly once, however often the
-    command was interrupted or killed. Both super streams have equally many partitions, and messages
-    keep theirs.
+    The bytes of each message are kept. Without --follow, it ends at the end that FROM has now. The
+    next run goes on where the last one was: each message is stored exactly once, however often the
+    command was interrupted or killed. If both are super streams, they have equally many partitions,
+    and messages keep theirs.
     """
     job = Copy(**options)
     if job.compression and not job.sub_entries:

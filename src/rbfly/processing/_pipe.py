@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from inspect import iscoroutinefunction
 from typing import Any, Literal, TypeAlias
@@ -388,15 +388,15 @@ class Pipe:
             raise about(error, self._source.name, self._name)
 
     async def _open(self, lane: Lane) -> None:
-        target: End | None = self._target
+        target = self._target
         if self._keeps_partitions:
-            target = self._targets.get(lane.stream)
-            if target is None:
+            if lane.stream not in self._targets:
                 error = PipeError(
                     f'{lane.stream!r} is a new partition of {self._source.name!r}: start the pipe'
                     f' again when {self._target.name!r} has as many, or pass route'
                 )
                 raise about(error, lane.stream, self._name)
+            target = self._targets[lane.stream]
         await lane.open(target, self._publishing)
 
     async def _store_regularly(self) -> None:
