@@ -10,7 +10,7 @@ Value = int | bool | str
 SETTINGS = {
     'messages': 'number of messages',
     'cuts': 'number of cuts, restarts, leader changes or cancelled sends',
-    'kills': 'number of times that the publishing process is killed',
+    'kills': 'number of times that a publishing process is killed',
     'tasks': 'number of concurrent sending tasks',
     'rounds': 'number of interleaved rounds',
     'milliseconds': 'approximate duration of each measurement in a round',
@@ -80,6 +80,8 @@ PROOFS = {
          'sends cancelled at random moments, without effect on other messages'),
         ('atomic', 'atomic.atomic', 1, {'kills': 1_000, 'on': 'rabbitmq', 'unnamed': False},
          'a process killed while it sends atomic batches, of which no part is ever stored'),
+        ('pipe', 'pipe.pipe', 1, {'messages': 10_000_000, 'kills': 1_000, 'on': 'rabbitmq'},
+         'processes of a pipe between super streams killed, each output stored exactly once'),
         ('latency', 'speed.latency', 1, {'messages': 60_000},
          'latency of send at 1,000 messages per second, compared with the floor'),
         ('rtt', 'speed.rtt', 1, {'rounds': 5, 'milliseconds': 2_000},

@@ -83,10 +83,10 @@ LAYERS = {
         [''],
     ],
     'rbfly.processing': [
-        ['_partition'],
-        ['_error_log', '_failures', '_workers'],
+        ['_partition', '_ends'],
+        ['_error_log', '_failures', '_workers', '_lane'],
         ['_processing'],
-        ['_process'],
+        ['_process', '_pipe'],
         [''],
     ],
     'rbfly.otel': [
@@ -113,7 +113,7 @@ LAYERS = {
         ['', 'lazy', 'profiles', 'running', 'values', 'output', 'partitions', 'lines'],
         ['connection', 'formats', 'places'],
         ['broker', 'stream', 'tail', 'publish', 'lag'],
-        ['super_stream', 'offset'],
+        ['super_stream', 'offset', 'copy'],
         ['histogram', 'certificate'],
         ['load', 'reachability'],
         ['report', 'diagnosis'],

@@ -36,6 +36,7 @@ __all__ = [
     'NoRouteError',
     'OffsetGapError',
     'OffsetNotStored',
+    'PipeError',
     'ProtocolError',
     'PublishError',
     'PublishErrorInfo',
@@ -414,6 +415,15 @@ class OffsetGapError(SubscriptionError):
         self.stream = stream
         self.wanted = wanted
         self.first = first
+
+
+class PipeError(RbFlyError):
+    """A pipe cannot continue where it was: its position and its outputs contradict each other.
+
+    Usually, its source was deleted and created again: the pipe would take new messages for those
+    that it has processed.  `stream` is the stream or partition that it reads, `reference` the name
+    of the job.
+    """
 
 
 class OffsetNotStored(RbFlyError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -164,6 +164,14 @@ def target() -> Target:
     if name is not None or 'uri' not in values:
         profile = {key.replace('-', '_'): value for key, value in find_profile(name).items()}
         values = profile | values
+    return target_of(values)
+
+
+def target_of(values: dict[str, Any]) -> Target:
+    """Return the broker that options describe.
+
+    :raises click.ClickException: a certificate cannot be read.
+    """
     uri = values.pop('uri', DEFAULT_URI)
     return Target(
         uris=(uri,) if isinstance(uri, str) else tuple(uri),
@@ -175,6 +183,18 @@ def target() -> Target:
         ),
         **values,
     )
+
+
+def other_target(first: Target, uris: tuple[str, ...], profile: str | None) -> Target:
+    """Return the second broker of a command; the first one if nothing names another.
+
+    :param uris: its addresses, with the other settings of the profile, or else of the first broker.
+    :raises click.ClickException: a profile is missing or wrong, or a certificate cannot be read.
+    """
+    if profile is None:
+        return replace(first, uris=uris) if uris else first
+    values = {key.replace('-', '_'): value for key, value in find_profile(profile).items()}
+    return target_of(values | ({'uri': uris} if uris else {}))
 
 
 def tls_context(

@@ -20,6 +20,7 @@ EPILOG = 'The options also stand after a command: rbfly tail orders --uri URI.'
 COMMANDS = {
     'publish': Lazy('Publish lines of files or of standard input.', 'rbfly.cli.publish'),
     'tail': Lazy('Show the messages of a stream.', 'rbfly.cli.tail'),
+    'copy': Lazy('Copy a stream to another one.', 'rbfly.cli.copy'),
     'lag': Lazy('Show what a group has left to read.', 'rbfly.cli.lag'),
     'stream': Lazy('Create, delete and inspect streams.', 'rbfly.cli.stream'),
     'super-stream': Lazy('Create, delete and inspect super streams.', 'rbfly.cli.super_stream'),

@@ -55,12 +55,13 @@ class SuperStream:
     super stream need not exist.
 
     :ivar name: name of the super stream.
+    :ivar client: the client that created this object.
     """
 
     def __init__(self, client: ClientBase, name: str) -> None:
         check_stream(name)
         self.name = name
-        self._client = client
+        self.client = client
         self._cluster = client._cluster
 
     def __repr__(self) -> str:
@@ -105,7 +106,7 @@ class SuperStream:
         """
         keys = check_binding_keys(partitions, binding_keys)
         names = tuple(f'{self.name}-{key}' for key in keys)
-        self._client._check_names(*names)
+        self.client._check_names(*names)
         settings = stream_arguments(
             max_length_bytes,
             max_age,
@@ -122,7 +123,7 @@ class SuperStream:
     async def _create(self, command: commands.CreateSuperStream) -> None:
         names = command.partitions
         try:
-            await self._client._manage(command, len(names) * PARTITION_TIMEOUT)
+            await self.client._manage(command, len(names) * PARTITION_TIMEOUT)
         except ProtocolError as ex:
             if ex.code != ResponseCode.STREAM_ALREADY_EXISTS:
                 raise
@@ -178,14 +179,14 @@ class SuperStream:
     @repeated
     async def _delete(self, partitions: tuple[str, ...]) -> None:
         try:
-            await self._client._manage(commands.DeleteSuperStream(self.name))
+            await self.client._manage(commands.DeleteSuperStream(self.name))
         except StreamDoesNotExist as ex:
-            if await self._client.stream_exists(self.name):
+            if await self.client.stream_exists(self.name):
                 text = f'{self.name!r} is a stream, not a super stream; see delete_stream'
                 explained(ex, text)
                 raise
             for name in partitions:  # a try that lost its connection may have left them
-                await self._client.delete_stream(name)
+                await self.client.delete_stream(name)
 
     @repeated
     async def exists(self) -> bool:
@@ -236,13 +237,13 @@ class SuperStream:
         check_either(reference, position)
         if reference is not None:
             check_names(self.name, reference)
-            return await self._by_partition(lambda name: self._client.lag(name, reference))
+            return await self._by_partition(lambda name: self.client.lag(name, reference))
         check_type('position', position, Mapping)
         for name, value in position.items():
             if value is not None:
                 check_integer(f'position of {name!r}', value, 0, OFFSET_MAX)
         return await self._by_partition(
-            lambda name: self._client.lag(name, position=position.get(name))
+            lambda name: self.client.lag(name, position=position.get(name))
         )
 
     @repeated
@@ -253,7 +254,7 @@ class SuperStream:
         :raises ProtocolError: the broker refused a request.
         """
         check_names(self.name, reference)
-        return await self._by_partition(lambda name: self._client.read_offset(name, reference))
+        return await self._by_partition(lambda name: self.client.read_offset(name, reference))
 
     async def _by_partition(self, query: Callable[[str], Awaitable[T]]) -> dict[str, T]:
         names = await self.partitions()
@@ -290,7 +291,7 @@ class SuperStream:
             check_names(name, reference)
             check_integer(f'offset of {name!r}', value, 0, OFFSET_MAX)
         for name, value in offsets.items():
-            await self._client.write_offset(name, reference, value, wait=wait)
+            await self.client.write_offset(name, reference, value, wait=wait)
 
     # -- publishing and subscribing
 
@@ -321,7 +322,7 @@ class SuperStream:
 
         The other parameters and errors are those of :meth:`StreamsClient.publisher`.
         """
-        client = self._client
+        client = self.client
         info = publisher_info(
             self.name,
             name,
@@ -492,7 +493,7 @@ class SuperStream:
         )
         waiter = MessageWaiter(self._cluster.check_loop, settings.timeout)
         session = MergedSession(
-            self._cluster, self._client._members, waiter, self.name, settings, refresh_interval
+            self._cluster, self.client._members, waiter, self.name, settings, refresh_interval
         )
         name = self._cluster.settings.connection_name
         return SuperStreamSubscription(session, waiter, settings, name)

@@ -104,6 +104,14 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         return min(item.next_publish_id for item in self._publishers)
 
     @property
+    def next_publish_ids(self) -> dict[str, int]:
+        """The next publishing id of each partition.
+
+        :raises PublisherError: as `next_publish_id`.
+        """
+        return {item.stream: item.next_publish_id for item in self._publishers}
+
+    @property
     def unconfirmed(self) -> int:
         """Number of messages of all partitions that the broker has neither confirmed nor refused,
         including queued messages of `batch`."""
