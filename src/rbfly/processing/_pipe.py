@@ -451,7 +451,5 @@ class Pipe:
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error that stands for those of a group."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -140,8 +140,11 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.SuperStream: {},
     **{
         cls: dict.fromkeys(('next_publish_id', 'message_id', 'unconfirmed', 'capacity'), READ_ONLY)
-        for cls in [*PUBLISHERS, rbs.SuperStreamPublisher]
+        for cls in PUBLISHERS
     },
+    rbs.SuperStreamPublisher: dict.fromkeys(
+        ('next_publish_id', 'next_publish_ids', 'message_id', 'unconfirmed', 'capacity'), READ_ONLY
+    ),
     rbs.Subscription: {
         '__aiter__': RETURNS_SELF,
         '__aenter__': RETURNS_SELF,
