@@ -255,6 +255,19 @@ async def test_renewal_asks_until_the_provider_has_credentials(
     assert 'cannot renew the credentials: no credentials: RuntimeError: vault' in caplog.text
 
 
+async def test_renewal_backs_off_as_the_client_does() -> None:
+    async with StreamBroker() as broker:
+        tokens = Tokens(lifetime=2)
+        async with rbs.streams_client(
+            without_user(broker), credentials=tokens, backoff=(0.001, 0.002)
+        ) as client:
+            found = client.events()
+            await client.ping()
+            tokens.error = RuntimeError('vault is sealed')
+            delays = [(await find(found, events.RenewalFailed)).delay for _ in range(5)]
+    assert max(delays) <= 0.002
+
+
 @pytest.mark.parametrize('version', ['4.0', '4.3'])
 async def test_refused_renewal_reconnects(version: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A token of another user: the connection ends, and a new one uses it."""

@@ -34,6 +34,7 @@ from .uri import Address, Settings
 from .waiting import IDLE_CLOSE, CloseTimeout
 
 if TYPE_CHECKING:
+    from ..protocol.commands import NodeAddress, StreamMetadata
     from . import totals as totals_module
 else:  # needed once there is a publisher or a subscription
     totals_module = Later('rbfly.net.totals')
@@ -71,7 +72,7 @@ class Cluster:
         self._pool = Pool(settings, self._dialer, self.observers)
         self._locator = Locator(self._pool)
         for endpoint in settings.endpoints:
-            endpoint.login.report_to(self.observers.notify)
+            endpoint.login.use(self.observers.notify, settings.backoff)
         self.busy_poll: float = 0.0
         if settings.busy_poll:
             from .busy_poll import poll_limit
@@ -194,6 +195,8 @@ class Cluster:
     async def leader(self, stream: str) -> tuple[Connection, bool]:
         """Return a connection with a free subscription id: to the leader and true, or to any node.
 
+        It is another node if the leader cannot be reached, or is in maintenance.
+
         :raises StreamDoesNotExist: there is no such stream; the error says if it is a super stream.
         """
         async with self.deadline() as deadline:
@@ -201,9 +204,9 @@ class Cluster:
                 found = await self.retry(deadline, lambda: self._locator.locate(stream, deadline))
             except StreamDoesNotExist:
                 raise await missing(await self._locator.connection(deadline), stream) from None
-            assert found.leader is not None
-            connection = await self._pool.get(Role.CONSUME, found.leader, deadline)
-        return connection, connection.leads_to(found.leader)
+            node = found.leader or self._replica(found)
+            connection = await self._pool.get(Role.CONSUME, node, deadline)
+        return connection, found.leader is not None and connection.leads_to(node)
 
     async def retry(
         self,
@@ -269,14 +272,17 @@ class Cluster:
             if declared:
                 raise
             raise await missing(await self._locator.connection(deadline), stream) from None
-        assert found.leader is not None
         node = found.leader
-        if role is Role.CONSUME and found.replicas:
-            from random import choice
-
-            node = choice([*filter(self._dialer.is_reachable, found.replicas)] or found.replicas)
+        if node is None or (role is Role.CONSUME and found.replicas):
+            node = self._replica(found)
         connection = await self._pool.get(role, node, deadline)
         return connection, connection.ids(role).pop()
+
+    def _replica(self, found: StreamMetadata) -> NodeAddress:
+        """Choose a replica, if possible one that the client can connect to."""
+        from random import choice
+
+        return choice([*filter(self._dialer.is_reachable, found.replicas)] or found.replicas)
 
     async def ping(self, limit: float) -> float:
         """Wait for the response to one request, on an open connection or on a new one.

@@ -18,7 +18,7 @@ from ..error import (
 from .connection import Connection
 from .login import AuthMechanism, Credentials, Login, Requests
 from .observer import ConnectionState, Observer
-from .retry import backoff
+from .retry import Delays, backoff
 from .waiting import outcome
 
 Provider = Callable[[], Awaitable[Credentials]]
@@ -39,6 +39,7 @@ class ProvidedLogin(Login):
 
     __slots__ = (
         '_asking',
+        '_delays',
         '_due_by',
         '_mechanism',
         '_notify',
@@ -60,9 +61,10 @@ class ProvidedLogin(Login):
         self._timer: asyncio.TimerHandle | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._notify: Callable[..., None] | None = None
+        self._delays: Delays = ()
 
-    def report_to(self, notify: Callable[..., None]) -> None:
-        self._notify = notify
+    def use(self, notify: Callable[..., None], delays: Delays) -> None:
+        self._notify, self._delays = notify, delays
 
     # -- asking the program
 
@@ -146,7 +148,7 @@ class ProvidedLogin(Login):
 
     async def _renew(self) -> None:
         """Ask until there are new credentials; then authenticate all open connections again."""
-        delays, loop = backoff(), asyncio.get_running_loop()
+        delays, loop = backoff(*self._delays), asyncio.get_running_loop()
         while True:
             if not any(item.is_open for item in self._due_by):
                 return

@@ -42,10 +42,13 @@ class Locator:
         return self._pool.responsive() or await self._pool.get(Role.CONSUME, None, deadline)
 
     async def locate(self, stream: str, deadline: Deadline) -> StreamMetadata:
-        """Return the nodes of a stream, which has a leader.
+        """Return the nodes of a stream: a leader, replicas, or both.
+
+        RabbitMQ does not report a node in maintenance, which may lead the stream all the same: the
+        other nodes pass messages on to it.
 
         :raises StreamDoesNotExist: there is no such stream.
-        :raises ProtocolError: it has no leader at the moment, or the broker refused the request.
+        :raises ProtocolError: it has no node at the moment, or the broker refused the request.
         """
         connection = await self.connection(deadline)
         deadline.progress.on_step(f'asking where stream {stream!r} is')
@@ -54,7 +57,7 @@ class Locator:
             batch = MetadataBatch(connection, lambda: self._batches.pop(connection, None))
             self._batches[connection] = batch
         found = existing(await batch.ask(stream), stream)
-        if found.leader is None:
+        if found.leader is None and not found.replicas:
             problem = f'stream {stream!r} has no leader'
             code = ResponseCode.STREAM_NOT_AVAILABLE
             raise protocol_error(code, problem, command=Key.METADATA)

@@ -96,8 +96,12 @@ class Login:
             return text
         return text.replace(known.password, '***')
 
-    def report_to(self, notify: Callable[..., None]) -> None:
-        """Set how to notify the observers of a client, see :meth:`.Observers.notify`."""
+    def use(self, notify: Callable[..., None], delays: tuple[()] | tuple[float, float]) -> None:
+        """Take what belongs to the client.
+
+        :param notify: notifies its observers, see :meth:`.Observers.notify`.
+        :param delays: limits of the delays between tries.
+        """
 
     def stop(self) -> None:
         """Stop renewing: the client is closed."""

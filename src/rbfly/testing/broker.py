@@ -453,8 +453,16 @@ class StreamBroker(FaultMethods):
         """Stop a node; other nodes take over as leaders of its streams."""
         self._call(self._cluster.stop_node, self._node(node))
 
+    def drain_node(self, node: int) -> None:
+        """Put a node in maintenance, as `rabbitmq-upgrade drain` does.
+
+        It accepts no new connections, and clients do not learn its address.  The connections that
+        it has stay open, and it still leads its streams.
+        """
+        self._call(self._cluster.drain_node, self._node(node))
+
     def start_node(self, node: int) -> None:
-        """Start a stopped node on the same port."""
+        """Start a stopped node on the same port, or end its maintenance."""
         self._call(self._cluster.start_node, self._node(node))
 
     def advance(self, seconds: float) -> None:

@@ -124,7 +124,7 @@ class Cluster:
             same = streams[name].arguments == arguments
             code = ResponseCode.STREAM_ALREADY_EXISTS
             raise Refused(code if same else ResponseCode.PRECONDITION_FAILED)
-        running = [item for item in self.nodes if item.running] or self.nodes
+        running = [item for item in self.nodes if item.accepts] or self.nodes
         leader = node
         if arguments.locator not in (None, 'client-local'):
             leader = running[next(self.leaders) % len(running)]
@@ -203,8 +203,8 @@ class Cluster:
             return StreamMetadata(ResponseCode.STREAM_DOES_NOT_EXIST, None, ())
         leader = self.nodes[stream.leader]
         members = (self.nodes[number] for number in stream.members if number != stream.leader)
-        replicas = tuple(node.address for node in members if node.running)
-        return StreamMetadata(ResponseCode.OK, leader.address if leader.running else None, replicas)
+        replicas = tuple(node.address for node in members if node.accepts)
+        return StreamMetadata(ResponseCode.OK, leader.address if leader.accepts else None, replicas)
 
     # -- nodes
 
@@ -222,14 +222,18 @@ class Cluster:
         for stream in self.streams():
             if stream.leader != node.number:
                 continue
-            left = [i for i in stream.members if self.nodes[i].running]
+            left = [i for i in stream.members if self.nodes[i].accepts]
             if left:
                 self.move_leader(stream, self.nodes[left[0]])
             else:
                 stream.remove_clients(node.number)
 
+    def drain_node(self, node: Node) -> None:
+        if node.accepts:
+            node.drain()
+
     def start_node(self, node: Node) -> None:
-        if not node.running and self.loop is not None:
+        if not node.accepts and self.loop is not None:
             node.open(self.loop)
 
 

@@ -21,12 +21,18 @@ class Node:
     advertised: str = ''  # host; '' for that at which it listens
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of connections
     wires: dict[Wire, None] = field(default_factory=dict)
+    drained: bool = False  # in maintenance: accepts no connections, and keeps those it has
     _socket: socket.socket | None = None
     _serving: asyncio.Task[asyncio.Server] | None = None
     _empty: asyncio.Event | None = None  # set when the last connection closes
 
     @property
     def running(self) -> bool:
+        return self.accepts or self.drained
+
+    @property
+    def accepts(self) -> bool:
+        """Whether clients can connect."""
         return self._socket is not None
 
     @property
@@ -41,6 +47,7 @@ class Node:
         """
         family = socket.AF_INET6 if ':' in self.host else socket.AF_INET
         self._socket = socket.create_server((self.host, self.port), family=family, backlog=512)
+        self.drained = False
         self._socket.setblocking(False)
         # Connections inherit it; asyncio sets it only for sockets that name their protocol.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -62,6 +69,18 @@ class Node:
 
         :returns: the server, so that the caller can wait until it has ended.
         """
+        server = self._stop_listening()
+        self.drained = False
+        for wire in [*self.wires]:
+            wire.abort()
+        return server
+
+    def drain(self) -> None:
+        """Refuse connections from now on, and keep those that are open."""
+        self._stop_listening()
+        self.drained = True
+
+    def _stop_listening(self) -> asyncio.Server | None:
         server = None
         if self._serving is not None and self._socket is not None:
             if self._serving.done() and not self._serving.cancelled():
@@ -71,8 +90,6 @@ class Node:
                 self._serving.cancel()
                 self._socket.close()
         self._serving = self._socket = None
-        for wire in [*self.wires]:
-            wire.abort()
         return server
 
     async def end(self) -> None:
@@ -99,7 +116,7 @@ class Node:
 
     def add(self, wire: Wire) -> None:
         self.wires[wire] = None
-        if not self.running or wire.faults.refusing:
+        if not self.accepts or wire.faults.refusing:
             wire.abort()
 
     def remove(self, wire: Wire) -> None:

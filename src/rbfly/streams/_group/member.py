@@ -452,7 +452,7 @@ class Member:
         offsets, connection = self._offsets, self._connection
         if connection is None:
             return
-        for delay in backoff():
+        for delay in backoff(*self._cluster.settings.backoff):
             offsets.store(last=True)
             try:
                 await offsets.verify(connection)
