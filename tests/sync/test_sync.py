@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import inspect
 import os
@@ -36,6 +37,15 @@ from rbfly.testing import StreamBroker
 
 HANG = 20.0  # seconds; only a safeguard
 FIRST = rbs.Offset.FIRST
+
+
+@dataclasses.dataclass
+class Order:
+    id: int
+
+    @classmethod
+    def read(cls, data: bytes) -> 'Order':
+        return cls(int.from_bytes(data))
 
 
 @pytest.fixture
@@ -286,6 +296,17 @@ def test_types_of_bodies(client: rbfly.sync.StreamsClient, stream: str) -> None:
     with client.subscribe(stream, offset=FIRST, until='now', amqp=False) as raw:
         assert_type(raw, rbfly.sync.Subscription[bytes])
         assert list(raw) == []
+    codec: rbs.Codec[Order] = rbs.Codec(lambda order: order.id.to_bytes(), Order.read)
+    with client.publisher(stream) as publisher:
+        publisher.send(Order(1))
+    with client.publisher(stream, codec=codec) as publisher:
+        publisher.send(Order(2))
+    with client.subscribe(stream, offset=FIRST, type=Order) as typed:
+        assert_type(typed, rbfly.sync.Subscription[Order])
+        assert next(iter(typed)) == Order(1)
+    with client.subscribe(stream, offset=rbs.Offset.offset(1), codec=codec) as decoded:
+        assert_type(decoded, rbfly.sync.Subscription[Order])
+        assert next(iter(decoded)) == Order(2)
 
 
 def test_commit_covers_what_the_program_has_received(
@@ -572,7 +593,7 @@ def keywords(function: Any, *without: str) -> set[str]:
     found = inspect.signature(function).parameters
     return (
         {*found}
-        - {'self', 'uri', 'stream', 'partitions', 'binding_keys', 'cls', 'amqp'}
+        - {'self', 'uri', 'stream', 'partitions', 'binding_keys', 'cls', 'amqp', 'type', 'codec'}
         - {*without}
     )
 
@@ -590,7 +611,7 @@ def keywords(function: Any, *without: str) -> set[str]:
     ],
 )
 def test_keyword_arguments_are_those_of_the_asynchronous_client(kind: Any, function: Any) -> None:
-    assert {*get_type_hints(kind)} - {'amqp'} == keywords(function)
+    assert {*get_type_hints(kind)} - {'amqp', 'codec'} == keywords(function)
 
 
 def test_event_loop_of_the_program(memory: StreamBroker) -> None:

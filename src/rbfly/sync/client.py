@@ -27,7 +27,7 @@ from .super_stream import SuperStream
 from .thread import ClientThread
 
 if TYPE_CHECKING:
-    from ..streams import Description, Health, Metrics, Offset, StreamStats
+    from ..streams import Codec, Description, Health, Metrics, Offset, StreamStats
     from ..streams import StreamsClient as AsyncClient
     from .options import ClientOptions, PublisherOptions, StreamOptions, SubscribeOptions
 
@@ -187,9 +187,27 @@ class StreamsClient:
         self, stream: str, *, amqp: bool = True, **options: Unpack[SubscribeOptions]
     ) -> Subscription: ...
 
+    @overload
     def subscribe(
-        self, stream: str, *, amqp: bool = True, **options: Unpack[SubscribeOptions]
+        self, stream: str, *, type: type[T], **options: Unpack[SubscribeOptions]
+    ) -> Subscription[T]: ...
+
+    @overload
+    def subscribe(
+        self, stream: str, *, codec: Codec[T], **options: Unpack[SubscribeOptions]
+    ) -> Subscription[T]: ...
+
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        amqp: bool = True,
+        type: Any = None,
+        codec: Any = None,
+        **options: Unpack[SubscribeOptions],
     ) -> Subscription[Any]:
         """Read the messages of a stream, with `for`."""
-        subscribe = functools.partial(self._client.subscribe, stream, amqp=amqp, **options)
+        subscribe = functools.partial(
+            self._client.subscribe, stream, amqp=amqp, type=type, codec=codec, **options
+        )
         return Subscription(self, self._thread, subscribe)

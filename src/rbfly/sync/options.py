@@ -8,12 +8,13 @@ from __future__ import annotations
 import ssl as ssl_module
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ..protocol.offset import OffsetSource
 from ..streams import (
     AuthMechanism,
     BloomFilterExtract,
+    Codec,
     Commit,
     Compression,
     Credentials,
@@ -77,10 +78,14 @@ class PublisherOptions(TypedDict, total=False):
     sub_entry_size: int | None
     compression: Compression | str | None
     wait: bool
+    codec: Codec[Any] | None
 
 
 class ReadOptions(TypedDict, total=False):
-    """Keyword arguments of `subscribe`, for a stream and for a super stream, without `amqp`."""
+    """Keyword arguments of `subscribe`, for a stream and for a super stream.
+
+    Without `amqp`, `type` and `codec`, which choose the type of the bodies.
+    """
 
     filter: MessageFilter | None
     timeout: float | None
@@ -93,13 +98,13 @@ class ReadOptions(TypedDict, total=False):
 
 
 class SubscribeOptions(ReadOptions, total=False):
-    """Keyword arguments of `subscribe` without `amqp`."""
+    """Keyword arguments of `subscribe`, see :class:`ReadOptions`."""
 
     offset: Offset | OffsetSource | None
 
 
 class SuperSubscribeOptions(ReadOptions, total=False):
-    """Keyword arguments of `SuperStream.subscribe` without `amqp`."""
+    """Keyword arguments of `SuperStream.subscribe`, see :class:`ReadOptions`."""
 
     offset: Offset | OffsetSource | Mapping[str, Offset | OffsetSource] | None
     refresh_interval: float

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from .publisher import Publisher
 from .subscription import Subscription
 from .thread import ClientThread
 
 if TYPE_CHECKING:
+    from ..streams import Codec
     from ..streams import SuperStream as AsyncSuperStream
     from .options import StreamOptions, SuperPublisherOptions, SuperSubscribeOptions
+
+T = TypeVar('T')
 
 
 class SuperStream:
@@ -88,9 +91,26 @@ class SuperStream:
         self, *, amqp: bool = True, **options: Unpack[SuperSubscribeOptions]
     ) -> Subscription: ...
 
+    @overload
     def subscribe(
-        self, *, amqp: bool = True, **options: Unpack[SuperSubscribeOptions]
+        self, *, type: type[T], **options: Unpack[SuperSubscribeOptions]
+    ) -> Subscription[T]: ...
+
+    @overload
+    def subscribe(
+        self, *, codec: Codec[T], **options: Unpack[SuperSubscribeOptions]
+    ) -> Subscription[T]: ...
+
+    def subscribe(
+        self,
+        *,
+        amqp: bool = True,
+        type: Any = None,
+        codec: Any = None,
+        **options: Unpack[SuperSubscribeOptions],
     ) -> Subscription[Any]:
         """Read the messages of all partitions, with `for`."""
-        subscribe = functools.partial(self._stream.subscribe, amqp=amqp, **options)
+        subscribe = functools.partial(
+            self._stream.subscribe, amqp=amqp, type=type, codec=codec, **options
+        )
         return Subscription(self._client, self._thread, subscribe)
