@@ -346,8 +346,9 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
 
 
 def restore_message(
-    bytes raw, body, bint body_ready, bint body_set, list fields, object error, int replaced, int absent,
-    str stream, uint64_t offset, double timestamp, uint64_t publish_id, bint is_set_publish_id,
+    bytes raw, body, bint body_ready, bint body_set, list fields, object error, int replaced,
+    int absent, str stream, uint64_t offset, double timestamp, uint64_t publish_id,
+    bint is_set_publish_id,
 ):
     cdef Message ctx = Message.__new__(Message)
     cdef Sections sections

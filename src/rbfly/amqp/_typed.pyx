@@ -7,7 +7,6 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
-from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t
 from libc.string cimport memcmp, memset
 
@@ -16,14 +15,14 @@ from rbfly._wire cimport load_double, load_u32, load_u64
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, decode_error, decode_value, keep_error
 from rbfly.amqp._layout cimport (
-    DATA, VALUE, Layout, build_body, is_one_section, scan, skip_value, take_descriptor,
+    VALUE, Layout, build_body, is_one_section, scan, skip_value, take_descriptor,
 )
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_ascii, rbfly_is_ascii, rbfly_same
 from rbfly.amqp._plan cimport (
-    ANY, BODY, BOOL, BYTES, DATETIME, DICT, FLOAT, FOREIGN, INSTANCE, INT, KEYWORDS, K_BOOL, K_BYTES,
-    K_FLOAT, K_INT, K_LIST, K_MAP, K_NULL, K_OTHER, K_STR, K_TIME, K_UUID, LIST, MADE, NO_DEFAULT,
-    NULL_, ONE_OF, PAIRS, POSITIONS, RECORD, STR, TUPLE, UNION, UUID, Field, Plan,
+    ANY, BODY, BOOL, BYTES, DATETIME, DICT, FLOAT, FOREIGN, INSTANCE, INT, KEYWORDS, K_BOOL,
+    K_BYTES, K_FLOAT, K_INT, K_LIST, K_MAP, K_NULL, K_OTHER, K_STR, K_TIME, K_UUID, LIST, MADE,
+    NO_DEFAULT, NULL_, ONE_OF, PAIRS, POSITIONS, RECORD, STR, TUPLE, UNION, UUID, Field, Plan,
 )
 from rbfly.amqp._types cimport MAX_DEPTH, Symbol, clip, datetime_class, uuid_class
 
@@ -592,7 +591,7 @@ cdef object decode_typed(Plan plan, const uint8_t *p, Py_ssize_t n):
 
 
 cdef int type_body(Plan plan, Message ctx) except -1:
-    cdef object owner = ctx._owner      # hold a reference: classes may run any code
+    cdef object _owner = ctx._owner     # hold a reference: classes may run any code
     body = decode_typed(plan, ctx._p, ctx._n)
     ctx._body = body
     ctx._body_ready = True
