@@ -26,7 +26,7 @@ from ._arguments import check_settings, check_tracing
 from .types import BloomFilterExtract, ClientTracing, Commit, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
-    from ..amqp.body_codec import Codec
+    from ..amqp import body_codec
     from ..net import credentials as credentials_module
     from . import description as description_module
     from . import events as events_module
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ._publish import opening
     from ._super_stream import client as super_client
 else:  # a program pays only for what it uses
+    body_codec = Later('rbfly.amqp.body_codec')
     credentials_module = Later('rbfly.net.credentials')
     description_module = Later('rbfly.streams.description')
     events_module = Later('rbfly.streams.events')
@@ -406,7 +407,7 @@ class StreamsClient(ClientBase):
         sub_entry_size: int | None = None,
         compression: Compression | str | None = None,
         wait: bool = True,
-        codec: Codec[Any] | None = None,
+        codec: body_codec.Codec[Any] | None = None,
     ) -> opening.PublisherContext[opening.P]:
         """Open a publisher: `await` the result, or use it in `async with`.
 
@@ -535,7 +536,7 @@ class StreamsClient(ClientBase):
         until: Literal['now'] | Offset | datetime.datetime | None = None,
         group: str | handover.Group | None = None,
         type: None = None,
-        codec: Codec[T],
+        codec: body_codec.Codec[T],
     ) -> subscription.Subscription[T]: ...
 
     @overload
@@ -572,7 +573,7 @@ class StreamsClient(ClientBase):
         until: Literal['now'] | Offset | datetime.datetime | None = None,
         group: str | handover.Group | None = None,
         type: Any = None,
-        codec: Codec[Any] | None = None,
+        codec: body_codec.Codec[Any] | None = None,
     ) -> subscription.Subscription[Any]:
         """Read the messages of a stream, with `async for`.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from ...amqp._message import last_offset, last_partition
+from ...amqp.body_codec import Codec
 from ...checks import check_binding_keys, check_integer, check_stream, check_type
 from ...error import (
     ArgumentError,
@@ -36,9 +37,6 @@ from .opening import SuperStreamPublisherContext
 from .routing import Route, check_route
 from .session import MergedSession
 from .subscription import SuperStreamSubscription
-
-if TYPE_CHECKING:
-    from ...amqp.body_codec import Codec
 
 T = TypeVar('T')
 
