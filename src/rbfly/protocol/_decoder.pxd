@@ -72,7 +72,9 @@ cdef class Decoder:
         if head:
             return rbfly_bytes(p + head, n - head)
         _owner = <object> owner
-        return (<raw_decode_body> decode_body)(p, n) if plain else (<raw_special> special)(self, p, n)
+        if plain:
+            return (<raw_decode_body> decode_body)(p, n)
+        return (<raw_special> special)(self, p, n)
 
     cdef inline Message _context(
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
