@@ -39,6 +39,11 @@ SCENARIOS = {
         'a stream consumed from first to last message, of 10 bytes, and an async function awaited'
         ' for each message',
     ),
+    'piping': Scenario(
+        'Piping messages',
+        'a stream consumed from first to last message, of 10 bytes, and a result of each message'
+        ' published to another stream',
+    ),
     'codec': Scenario(
         'Encoding and decoding AMQP 1.0',
         'AMQP 1.0 messages encoded and decoded, without a broker; the small map is'
@@ -292,6 +297,13 @@ def processing() -> None:
         add(name, 'processing', title, count, 0.2, quick=quick, stored=stored, **about)
 
 
+def piping() -> None:
+    frame = 4_000
+    about = {'size': frame, 'warm_up': frame, 'work': 'pipe', 'stored': Stored(frame=frame)}
+    quick = 100 * frame
+    add('relay', 'piping', 'a result for each message', 400_000, 0.5, quick=quick, **about)
+
+
 def codecs() -> None:
     for message, content in CODEC_MESSAGES.items():
         nested = message == 'nested'
@@ -461,7 +473,8 @@ def names(scenario: str, *series: str) -> tuple[str, ...]:
 
 
 for add_kinds in (
-    publishing, consuming, processing, codecs, batch_sizes_and_tasks, polling, latency, processes,
+    publishing, consuming, processing, piping, codecs, batch_sizes_and_tasks, polling, latency,
+    processes,
     sizes, values, clients, super_streams, growth,
 ):  # fmt: skip
     add_kinds()

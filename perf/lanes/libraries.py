@@ -18,6 +18,7 @@ LIBRARIES = {
         Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
         Library('rbfly-1-worker', 'RbFly (1 worker)', (DISTRIBUTION,)),
         Library('rbfly-16-workers', 'RbFly (16 workers)', (DISTRIBUTION,)),
+        Library('rbfly-pipe', 'RbFly (pipe)', (DISTRIBUTION,)),
         Library('rbfly-traced', 'RbFly (traced)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rbfly-metrics', 'RbFly (metrics)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rstream', 'rstream', ('rstream',)),
@@ -157,6 +158,19 @@ USES = (
             workers=workers,
         )
         for name, workers in (('rbfly-1-worker', 1), ('rbfly-16-workers', 16))
+    ),
+    use(
+        'rbfly',
+        'rbfly_pipe',
+        'piping/',
+        '`send_many` with the results of each batch, by a publisher with a name',
+    ),
+    use(
+        'rbfly-pipe',
+        'rbfly_pipe',
+        'piping/',
+        '`pipe(source, target, function, name=..., until=...)`',
+        with_pipe=True,
     ),
     use(
         'rbfly-metrics',

@@ -48,7 +48,8 @@ def as_list(output: Any) -> list[Any]:
     """Return the outputs of a message."""
     if output is None:
         return []
-    return output if type(output) is list else [output]
+    outputs: list[Any] = output if type(output) is list else [output]
+    return outputs
 
 
 def as_message(output: Any) -> Message[Any]:
@@ -114,10 +115,11 @@ class Lane:
         if self._publisher is not None:
             return
         self._opening = open_publisher(target, name=f'{self._job}/{self.stream}', **options)
-        self._publisher = await self._opening.__aenter__()
+        publisher: BasePublisher = await self._opening.__aenter__()
+        self._publisher = publisher
         while True:
             try:
-                last = last_publish_id(self._publisher)
+                last = last_publish_id(publisher)
                 break
             except PublisherError:  # a partition of the target has no leader
                 await asyncio.sleep(POLL)
@@ -219,12 +221,13 @@ class Lane:
                 if output is None:
                     continue
                 if type(output) is list:
-                    if len(output) > 1:
+                    several: list[Any] = output
+                    if len(several) > 1:
                         self.taken = offset
-                        return taken, output
-                    if not output:
+                        return taken, several
+                    if not several:
                         continue
-                    (output,) = output
+                    output = several[0]
                 if type(output) is Message:
                     output.publish_id = offset + 1
                     batch(output)

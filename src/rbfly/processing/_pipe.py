@@ -451,5 +451,8 @@ class Pipe:
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error that stands for those of a group."""
-    first = group.exceptions[0]
-    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
+    found: Any = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    error: BaseException = found
+    return error
