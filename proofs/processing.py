@@ -306,6 +306,7 @@ async def processing(run: Run, bed: Bed) -> None:
                 await team.disturb(total)
                 await run.reach(total - len(final), team.done, STUCK)
                 seconds = time.monotonic() - begin
+                await until_stored(run, bed, stream)
                 codes = await team.leave()
             finally:
                 await team.close()
@@ -329,6 +330,14 @@ async def processing(run: Run, bed: Bed) -> None:
 async def lag_of(bed: Bed, stream: str) -> list[int | None]:
     async with bed.client() as client:
         return [*(await client.super_stream(stream).lag(GROUP)).values()]
+
+
+async def until_stored(run: Run, bed: Bed, stream: str) -> None:
+    """Wait until members have finished and stored everything, also what ends as dead letters."""
+    limit = time.monotonic() + STUCK
+    while any(await lag_of(bed, stream)) and time.monotonic() < limit:
+        run.done += 1
+        await asyncio.sleep(1)
 
 
 Letter = tuple[int, str, int, int, str]  # number, stream, offset, tries, reason
