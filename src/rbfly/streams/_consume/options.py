@@ -72,7 +72,7 @@ class ReadSettings:
         self.filter = filter
         self.timeout: float | None = timeout or None
         self.amqp = amqp
-        self.plan = requested_plan(type, codec, amqp)
+        self.plan: Plan | None = requested_plan(type, codec, amqp)
         self.on_decode_error = on_decode_error
         self.initial_credit = initial_credit
         self.on_gap = on_gap
