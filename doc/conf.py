@@ -46,11 +46,13 @@ nitpick_ignore_regex = [
     # the type of what `rbfly.otel.tracing` returns
     ('py:class', r'rbfly\.streams\.types\.ClientTracing'),
     ('py:class', 'MeterProvider'),  # OpenTelemetry's
-    ('py:class', r'(rbfly\.(streams|sync)\.[\w.]+\.)?([FPT]|Body)'),  # type variables
+    # type variables
+    ('py:class', r'(rbfly\.(amqp|processing|streams|sync)\.[\w.]+\.)?([BFPT]|Body)'),
+    ('py:class', r'rbfly\.types\.(Dataclass|Struct|Model)'),  # the parts of `AMQPRecord`
+    ('py:class', 'Transform'),  # a function of the program, which `pipe` describes
     ('py:class', r'rbfly\.sync\..*'),  # not indexed: its names are those of `rbfly.streams`
     # the keyword arguments of `rbfly.sync`, and the client that `run` passes on
     ('py:class', r'(Super)?SubscribeOptions|AsyncClient'),
-    ('py:class', r'rbfly\.processing\._process\.B'),  # a type variable
     # the results of `retry` and `dead_letter`, which programs pass to `process`
     ('py:class', r'rbfly\.processing\._failures\.(Retry|DeadLetter)'),
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
