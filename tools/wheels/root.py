@@ -36,7 +36,7 @@ SCRIPT = f"""
 set -e
 root=$1; count=$2; shift 2
 {sandbox.ROOT_MOUNTS}
-mount --bind /dev/shm "$root/dev/shm" 2>/dev/null || true
+for name in shm pts; do mount --bind "/dev/$name" "$root/dev/$name" 2>/dev/null || true; done
 while [ "$count" -gt 0 ]; do
     mount --bind "$1" "$root$2"
     shift 2; count=$((count - 1))
