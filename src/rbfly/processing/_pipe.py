@@ -97,24 +97,24 @@ async def pipe(
     :param source: what to read: `Stream(client, name)`, or `client.super_stream(name)`.
     :param target: where to publish, perhaps through a client of another cluster.
     :param transform: a function, or an async function, of the body of a message.  It returns a
-        body or a :class:`~rbfly.streams.Message` to publish; or a list of them, which are stored
+        body or a :class:`~rbfly.amqp.Message` to publish; or a list of them, which are stored
         all or none, in one partition; or None for nothing.  It must return the same for the same
         message, whenever it is called.
     :param name: name of the job: the same after a restart, and another one for each job.
         Positions are stored in the source under it, and the names of publishers begin with it.
     :param route: chooses the partition of a target that is a super stream, as in
-        :meth:`SuperStream.publisher`; its functions get a :class:`~rbfly.streams.Message`.  None
+        :meth:`rbfly.streams.SuperStream.publisher`; its functions get a :class:`~rbfly.amqp.Message`.  None
         between two super streams of equally many partitions: a message keeps its partition.
-    :param context: pass the :class:`~rbfly.streams.Message` to `transform`, not only its body.
+    :param context: pass the :class:`~rbfly.amqp.Message` to `transform`, not only its body.
     :param amqp: decode and encode messages; if false, bodies are the bytes of messages.
     :param on_decode_error: what to do with a message that is not AMQP 1.0, as in
-        :meth:`StreamsClient.subscribe`.
+        :meth:`rbfly.streams.StreamsClient.subscribe`.
     :param filter_extract: returns the filter value of an output, or None.
     :param sub_entry_size: outputs in a sub-entry, which have one publishing id and one confirm, 1
         to 65,535; None for no sub-entries.  Not together with `filter_extract` or `route`.
-    :param compression: compression of sub-entries, as in :meth:`StreamsClient.publisher`.
+    :param compression: compression of sub-entries, as in :meth:`rbfly.streams.StreamsClient.publisher`.
     :param offset: where the job starts when it runs for the first time.
-    :param until: where to end, as in :meth:`StreamsClient.subscribe`; None to run until the task
+    :param until: where to end, as in :meth:`rbfly.streams.StreamsClient.subscribe`; None to run until the task
         is cancelled.  Without an end, the processes that run the job are a group of this name, of
         which one reads each partition.
     :param interval: seconds after which the position is stored, above 0.
