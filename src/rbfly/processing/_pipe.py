@@ -104,7 +104,8 @@ async def pipe(
         Positions are stored in the source under it, and the names of publishers begin with it.
     :param route: chooses the partition of a target that is a super stream, as in
         :meth:`rbfly.streams.SuperStream.publisher`; its functions get a
-        :class:`~rbfly.amqp.Message`.  None between two super streams of equally many partitions: a message keeps its partition.
+        :class:`~rbfly.amqp.Message`.  None between two super streams of equally many partitions:
+        a message keeps its partition.
     :param context: pass the :class:`~rbfly.amqp.Message` to `transform`, not only its body.
     :param amqp: decode and encode messages; if false, bodies are the bytes of messages.
     :param on_decode_error: what to do with a message that is not AMQP 1.0, as in
@@ -116,8 +117,8 @@ async def pipe(
         :meth:`rbfly.streams.StreamsClient.publisher`.
     :param offset: where the job starts when it runs for the first time.
     :param until: where to end, as in :meth:`rbfly.streams.StreamsClient.subscribe`; None to run
-        until the task is cancelled.  Without an end, the processes that run the job are a group of this name, of
-        which one reads each partition.
+        until the task is cancelled.  Without an end, the processes that run the job are a group of
+        this name, of which one reads each partition.
     :param interval: seconds after which the position is stored, above 0.
     :param max_unconfirmed: maximum number of outputs in flight, for each partition of the source.
     :param progress: updated while the pipe runs.
