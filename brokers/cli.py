@@ -2,22 +2,21 @@
 The `brokers` command.
 
 Results (addresses as shell variables, or JSON) go to standard output, progress messages to
-standard error. Exit codes: 0 for success or running, 1 for failure or not running.
+standard error. Exit codes: 0 for success or running, 1 for failure or not running, 2 for wrong
+arguments, 130 and 143 after Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import signal
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from . import BrokerError, Kafka, Progress, RabbitMQ, inside, kafka, rabbitmq
 from .broker import Broker
+from .output import Parser, guarded, raise_on_sigterm
 
 KINDS: dict[str, type[Broker]] = {broker.kind: broker for broker in (RabbitMQ, Kafka)}
 
@@ -34,9 +33,13 @@ RBFLY_INSTALL: 0 installs no Debian packages on this system, and names those tha
 """
 
 
-def parser(**options: Any) -> argparse.ArgumentParser:
+class UsageError(BrokerError):
+    """Wrong arguments."""
+
+
+def parser(**options: Any) -> Parser:
     """The argument parser for up, down, status and exec."""
-    main = argparse.ArgumentParser(
+    main = Parser(
         prog='python -m brokers',
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -92,9 +95,9 @@ def parser(**options: Any) -> argparse.ArgumentParser:
     return main
 
 
-def exec_options() -> argparse.ArgumentParser:
+def exec_options() -> Parser:
     """The options of `exec`; a separate parser because they follow the kind."""
-    parser = argparse.ArgumentParser(add_help=False, prog='brokers exec rabbitmq')
+    parser = Parser(add_help=False, prog='brokers exec rabbitmq')
     parser.add_argument(
         '--install',
         nargs='+',
@@ -124,7 +127,7 @@ def split_exec(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         at = next((i for i, word in enumerate(words) if not word.startswith('-')), len(words))
         options, command = words[:at], words[at:]
     if not command:
-        raise BrokerError('no command given; usage: exec rabbitmq [OPTION ...] -- COMMAND ...')
+        raise UsageError('no command given; usage: exec rabbitmq [OPTION ...] -- COMMAND ...')
     return exec_options().parse_args(options), command
 
 
@@ -155,18 +158,10 @@ def reporting(func: Any) -> Any:
     """Wrap a command so that errors are printed as one line."""
 
     def run(args: argparse.Namespace) -> int:
-        try:
+        def call() -> int:
             return int(func(args, Progress(quiet=args.quiet)))
-        except BrokerError as error:
-            print(f'brokers: error: {error}', file=sys.stderr)
-            return 1
-        except BrokenPipeError:
-            # the reader has gone: exit quietly, and do not fail again when flushing at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        except KeyboardInterrupt:
-            print('brokers: interrupted', file=sys.stderr)
-            return 130
+
+        return guarded('brokers', call, (BrokerError, OSError), (UsageError,))
 
     return run
 
@@ -179,11 +174,10 @@ def print_variables(variables: dict[str, str]) -> None:
 
 def run_up(args: argparse.Namespace, progress: Progress) -> int:
     """Run `brokers up`."""
-    # on SIGTERM, clean up an unfinished start
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    raise_on_sigterm()  # to clean up an unfinished start
     if args.kind == 'kafka':
         if args.nodes not in (None, 1) or args.plugins or args.config or args.version:
-            raise BrokerError('Kafka does not support --nodes, --plugin, --config or --version')
+            raise UsageError('Kafka does not support --nodes, --plugin, --config or --version')
         print_variables(kafka.up(progress=progress).variables())
     else:
         broker = rabbitmq.up(
@@ -201,7 +195,7 @@ def selected(args: argparse.Namespace) -> dict[str, Sequence[str]]:
     """The kinds, and their versions, that a command applies to."""
     if args.version:
         if args.kind == 'kafka':
-            raise BrokerError('Kafka does not support --version')
+            raise UsageError('Kafka does not support --version')
         return {'rabbitmq': [args.version]}
     return {kind: KINDS[kind].versions for kind in ([args.kind] if args.kind else KINDS)}
 

@@ -1,14 +1,66 @@
-"""Run commands whose output may be piped into a program that stops reading, such as `head`."""
+"""What the commands of `python -m` share: one line for an error, exit codes, a closed pipe.
 
+Exit codes are those of the command `rbfly`: 0 also if the reader of the output has gone, 1 for a
+failure, 2 for wrong arguments, 130 and 143 after Ctrl-C and SIGTERM.
+"""
+
+import argparse
 import os
 import select
 import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
 
-__all__ = ['run']
+__all__ = ['Parser', 'Terminated', 'guarded', 'raise_on_sigterm', 'run']
 
-UNREAD = 128 + signal.SIGPIPE  # how shells report that SIGPIPE ended a process
+FAILED = 1
+WRONG_ARGUMENTS = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Describes wrong arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_ARGUMENTS, f'{self.prog}: {message} (see `{self.prog} --help`)\n')
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has arrived."""
+
+
+def raise_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does, so that it can clean up."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def guarded(
+    name: str,
+    call: Callable[[], int],
+    failures: tuple[type[Exception], ...],
+    mistakes: tuple[type[Exception], ...],
+) -> int:
+    """Run a command, and return its exit code; describe its error in one line.
+
+    :param name: what the line begins with.
+    :param failures: classes of errors that the user can understand.
+    :param mistakes: classes of errors that wrong arguments cause.
+    """
+    try:
+        return call()
+    except BrokenPipeError:  # see `run`
+        raise
+    except (*mistakes, *failures) as ex:
+        print(f'{name}: {" ".join(str(ex).split())}', file=sys.stderr, flush=True)
+        return WRONG_ARGUMENTS if isinstance(ex, mistakes) else FAILED
+    except KeyboardInterrupt as ex:
+        print(f'{name}: interrupted', file=sys.stderr, flush=True)
+        return 128 + (signal.SIGTERM if isinstance(ex, Terminated) else signal.SIGINT)
 
 
 def run(main: Callable[[], int]) -> int:
@@ -27,4 +79,4 @@ def run(main: Callable[[], int]) -> int:
             raise  # another pipe or socket broke
         # the interpreter flushes the buffer at exit, which would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
+        return 0

@@ -3,3 +3,7 @@
 
 class CommandError(Exception):
     """A command cannot run; the message is printed without a traceback."""
+
+
+class UsageError(CommandError):
+    """The arguments of a command are wrong."""

@@ -2,15 +2,17 @@
 
 import argparse
 import contextlib
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from brokers import RabbitMQ
+from brokers import BrokerError, RabbitMQ
 from brokers import cli as brokers
+from brokers.output import Parser, guarded, raise_on_sigterm
 
-from . import CommandError, broker_address, environment, lanes
+from . import CommandError, UsageError, broker_address, environment, lanes
 from .results import read
 from .runs import QUICK_ROUNDS, ROUNDS, do_run, results_folder, say
 
@@ -25,7 +27,8 @@ examples:
   python -m perf report run.jsonl.xz         write doc/performance.rst
   python -m perf instructions                count the codec's instructions with valgrind
 
-Set RBFLY_URI and RBFLY_KAFKA to use running brokers; otherwise brokers are started on loopback.
+Pass --uri, or set RBFLY_URI and RBFLY_KAFKA, to use running brokers. Otherwise brokers are
+started on loopback.
 """
 
 
@@ -64,7 +67,7 @@ def scales(text: str) -> dict[str, float]:
 
 
 def parser() -> argparse.ArgumentParser:
-    main = argparse.ArgumentParser(
+    main = Parser(
         prog='python -m perf',
         description='Benchmark RbFly, other clients and floors (programs without any client).',
         epilog=EPILOG,
@@ -121,6 +124,8 @@ def parser() -> argparse.ArgumentParser:
         help='result file (JSON lines); it is compressed, and named .xz, when the run is complete',
     )
 
+    add_uri(run)
+
     compare = command('compare', do_compare, 'compare two result files')
     compare.add_argument('a', type=Path, metavar='A')
     compare.add_argument('b', type=Path, metavar='B')
@@ -150,13 +155,20 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument(
         '--broker',
         choices=('memory', 'rabbitmq'),
-        help='default: memory, or rabbitmq if RBFLY_URI is set',
+        help='default: memory, or rabbitmq with --uri or RBFLY_URI',
     )
+
+    add_uri(demo)
 
     commands.add_parser(
         'brokers', help='same as `python -m brokers`', parents=[brokers.parser(add_help=False)]
     )
     return main
+
+
+def add_uri(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a running broker."""
+    parser.add_argument('--uri', help='a running RabbitMQ; default: RBFLY_URI')
 
 
 # -- commands
@@ -235,7 +247,10 @@ def do_demo(args: argparse.Namespace) -> int:
 
     from . import demo
 
-    broker = args.broker or ('rabbitmq' if RabbitMQ.named() else 'memory')
+    try:
+        broker = args.broker or ('rabbitmq' if RabbitMQ.named() else 'memory')
+    except BrokerError as ex:
+        raise CommandError(f'RBFLY_URI: {ex}') from None
     with contextlib.ExitStack() as stack:
         if broker == 'memory':
             where = 'an in-memory broker, in a thread of this process'
@@ -247,8 +262,8 @@ def do_demo(args: argparse.Namespace) -> int:
         except BrokenPipeError:  # of standard output
             raise
         except (RbFlyError, OSError) as ex:
-            host = uri.rpartition('@')[2]
-            raise CommandError(f'{host}: {type(ex).__name__}: {ex}') from None
+            advice = '`python -m brokers up` starts a broker, and prints its address for --uri'
+            raise CommandError(f'{ex}; {advice}') from None
     return 0
 
 
@@ -257,11 +272,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or (argv[0].startswith('-') and argv[0] not in ('-h', '--help')):
         argv.insert(0, 'run')
     args = parser().parse_args(argv)
+    raise_on_sigterm()
+    with naming(getattr(args, 'uri', None)):
+        return guarded('perf', lambda: int(args.func(args)), (CommandError, OSError), (UsageError,))
+
+
+@contextlib.contextmanager
+def naming(uri: str | None) -> Iterator[None]:
+    """Let RBFLY_URI name a broker, also for the processes of lanes."""
+    before = os.environ.get(RabbitMQ.variable)
+    if uri is not None:
+        os.environ[RabbitMQ.variable] = uri
     try:
-        return int(args.func(args))
-    except CommandError as ex:
-        say(f'perf: {ex}')
-        return 2
-    except KeyboardInterrupt:
-        say('interrupted')
-        return 130
+        yield
+    finally:
+        if uri is not None:
+            del os.environ[RabbitMQ.variable]
+            os.environ.update({} if before is None else {RabbitMQ.variable: before})

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import logging
 import secrets
 from collections.abc import Callable
 from time import perf_counter
@@ -12,6 +13,7 @@ from .clients.base import bodies
 from .progress import Progress
 
 BATCH = 1_000
+CONNECT = 10.0  # seconds to reach the broker
 
 
 async def publish(client: rbs.StreamsClient, stream: str, messages: list[bytes]) -> float:
@@ -50,7 +52,7 @@ async def consume(client: rbs.StreamsClient, stream: str, messages: list[bytes])
 async def demo(uri: str, count: int, where: str) -> None:
     messages = bodies(count)
     stream = f'rbfly-demo-{secrets.token_hex(4)}'
-    async with rbs.streams_client(uri, connect_timeout=30) as client:
+    async with rbs.streams_client(uri, connect_timeout=CONNECT) as client:
         if not where:
             found = (await client.get_protocol()).server_properties
             where = f'{found.get("product")} {found.get("version")}'
@@ -73,6 +75,7 @@ def run(uri: str, count: int, where: str = '') -> None:
 
     :param where: description of the broker; empty to ask the broker for its name and version.
     """
+    logging.getLogger('rbfly').setLevel(logging.ERROR)  # the error of the call says it
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if importlib.util.find_spec('uvloop') is not None:
         factory = importlib.import_module('uvloop').new_event_loop

@@ -2,14 +2,13 @@
 
 import argparse
 import random
-import signal
 import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import CommandError, broker_address, environment, lanes
+from . import CommandError, UsageError, broker_address, environment, lanes
 from .results import Results, Settings, Writer, read
 
 ROUNDS = 100
@@ -82,7 +81,7 @@ def resumed(args: argparse.Namespace) -> Results:
         if chosen - left_out != set(settings.lanes):
             other.append(f'lanes {",".join(settings.lanes)}')
     if other:
-        raise CommandError(
+        raise UsageError(
             f'{path} was started with {"; ".join(other)}; use the same options to resume it'
         )
     return results
@@ -103,7 +102,6 @@ def do_run(args: argparse.Namespace) -> int:
     else:
         path, settings, left_out = begin(args)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     brokers_needed = dict.fromkeys(lanes.find(name).broker for name in settings.lanes)
     brokers_needed.pop('', None)
     with store.opened(list(brokers_needed)) as (stores, errors):
@@ -151,8 +149,8 @@ def measure(
     try:
         runner.run(settings, writer, stores)
     except KeyboardInterrupt:
-        say(f'interrupted; to resume: python -m perf --resume --out {path}')
-        return 130
+        say(f'to resume: python -m perf --resume --out {path}')
+        raise
     finally:
         writer.close()
     for line in table.summary(writer.results):

@@ -9,7 +9,7 @@ import importlib.metadata
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from .. import CommandError, programs
+from .. import UsageError, programs
 from .kinds import KINDS, ROUNDS, SCENARIOS
 from .libraries import DISTRIBUTION, LIBRARIES, REFERENCES, USES
 from .model import Kind, Lane, Library, Scenario, Stored
@@ -53,11 +53,11 @@ def select(words: list[str], scenarios: list[str]) -> list[Lane]:
 
     Without words or scenarios, all match.
 
-    :raises CommandError: a name is unknown.
+    :raises UsageError: a name is unknown.
     """
     for scenario in scenarios:
         if scenario not in SCENARIOS:
-            raise CommandError(f'no scenario {scenario}; there are {", ".join(SCENARIOS)}')
+            raise UsageError(f'no scenario {scenario}; there are {", ".join(SCENARIOS)}')
     lanes = [ln for ln in LANES.values() if not scenarios or ln.kind.scenario in scenarios]
     if not words:
         return lanes
@@ -70,7 +70,7 @@ def select(words: list[str], scenarios: list[str]) -> list[Lane]:
         }
         if not names:
             known = ', '.join(ln.name for ln in lanes)
-            raise CommandError(f'no lane, library or kind {word}; lanes are {known}')
+            raise UsageError(f'no lane, library or kind {word}; lanes are {known}')
         chosen |= names
     return [ln for ln in lanes if ln.name in chosen]
 

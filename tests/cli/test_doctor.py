@@ -226,7 +226,8 @@ def test_user_without_rights(own_broker: RabbitMQ, own_stream: str) -> None:
         own_broker.ctl('set_permissions', user, '', '', '^other$')
         uri = own_broker.uri.replace('guest:guest', f'{user}:password')
         found = doctor(uri, own_stream, '--watch', '0')
-        finding = check(found, 'rights', 'failed', 'permission')
+        finding = check(found, 'rights', 'failed')
+        assert re.search('no right|permission', finding['detail'])
         assert f'list_user_permissions {user}' in finding['advice']
         run_advice(own_broker, finding)
         own_broker.ctl('set_permissions', user, '', '', '.*')
@@ -286,11 +287,13 @@ EXPIRED = (NOW - timedelta(days=3)).strftime('%Y-%m-%d')
     [
         (issue(), 'ok', ['certificate for 127.0.0.1', 'in 36']),
         (issue(-9, -3), 'failed', [f'expired on {EXPIRED}', 'days ago']),
+        (issue(-9, -0.13), 'failed', ['expired on', '3 hours ago']),
+        (issue(-9, 0.06), 'warning', ['expires on', 'in 1 hour']),
         (issue(-9, 5.5), 'warning', ['expires on', 'in 5 days']),
         (issue(2, 9), 'failed', ['is valid from']),
         (issue(name='rabbit-1.example'), 'failed', ['for rabbit-1.example, not for 127.0.0.1']),
     ],
-    ids=['valid', 'expired', 'soon', 'not yet', 'other name'],
+    ids=['valid', 'expired', 'just now', 'very soon', 'soon', 'not yet', 'other name'],
 )
 def test_certificate(
     certificate: trustme.LeafCert, result: str, parts: list[str], ca_file: str
@@ -352,6 +355,15 @@ def test_advertised_address_leads_to_another_node(memory: StreamBroker) -> None:
         other._cluster.nodes[0].host = 'rabbit-2'
         found = doctor(uri, 'orders', '--watch', '0')
         check(found, 'advertised', 'failed', 'leads to another node, rabbit-2:')
+
+
+@pytest.mark.broker
+def test_other_advertised_name_with_tls(own_broker: RabbitMQ, own_stream: str) -> None:
+    """With TLS, the broker of the tests advertises `localhost`, but RabbitMQ 4.0 a leader at
+    127.0.0.1."""
+    assert own_broker.tls_uri is not None
+    found = doctor(own_broker.tls_uri, own_stream, '--tls-ca', str(own_broker.ca_file))
+    check(found, 'advertised', 'ok', 'can be reached')
 
 
 def test_broker_delivers_nothing(memory: StreamBroker) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import platform
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -323,14 +324,22 @@ async def test_description_as_text(client: rbs.StreamsClient, stream: str) -> No
     async with client.publisher(stream) as publisher, client.subscribe(stream) as messages:
         await publisher.send('x')
         await messages.open()
-        lines = str(client.describe()).splitlines()
+        found = client.describe()
+    lines = str(found).splitlines()
     assert lines[0].startswith(f'RbFly {rbfly.__version__}, CPython {platform.python_version()}, ')
     assert 'health: ok' in lines
     at = next(i for i, line in enumerate(lines) if re.fullmatch('1 publisher', line))
     header, row = lines[at + 1 : at + 3]
     assert header.split()[:2] == ['stream', 'state']
     assert row.split()[:2] == [stream, 'open']
-    assert header.index('node') == row.index(client.describe().connections[0].node[:4])
+    assert header.index('node') == row.index(found.connections[0].node[:4])
+    names, values = lines[lines.index('sums of all streams') + 1 :][:2]
+    assert names.split()[:4] == ['published', 'confirmed', 'refused', 'resent']
+    assert values.split()[:4] == ['1', '1', '0', '0']
+    assert found.metrics.streams[stream].confirmed == found.metrics.confirmed == 1
+    assert found.metrics.last_confirm is not None
+    confirmed_at = datetime.fromtimestamp(found.metrics.last_confirm, UTC)
+    assert values[names.index('last confirm') :].split()[0] == f'{confirmed_at:%H:%M:%S}'
     assert all(line == line.rstrip() and len(line) < 250 for line in lines)
 
 
@@ -338,6 +347,9 @@ async def test_description_of_a_client_that_was_not_used() -> None:
     client = rbs.streams_client('rabbitmq-stream://shop:secret@nowhere/')
     text = str(client.describe())
     assert '0 connections open, 0 lost so far' in text
+    lines = text.splitlines()
+    counts = lines[lines.index('sums of all streams') + 2].split()
+    assert counts == ['0'] * 10 + ['-', '-']  # no confirm and no chunk has arrived
     assert 'rabbitmq-stream://nowhere:5552' in text
     assert 'secret' not in text
 

@@ -222,6 +222,7 @@ class Diagnosis:
             self._add(Finding(check, 'ok', text))
             return
         used = {(info.host, info.port) for info in reached}
+        nodes = [*nodes]
         for address in nodes:
             if (address.host, address.port) in used:
                 self._add(Finding(check, 'ok', f'{address} can be reached, as checked above'))
@@ -239,7 +240,7 @@ class Diagnosis:
                 )
                 text = f'{address}, which the broker advertises: {problem.detail}'
                 self._add(Finding(check, 'failed', text, advice))
-            elif node.advertised not in (None, (address.host, address.port)):
+            elif is_another(node.advertised, address, nodes, infos[0].ssl is not None):
                 host, port = node.advertised or ('', 0)
                 text = f'{address} leads to another node, {host}:{port}'
                 advice = 'correct stream.advertised_host and stream.advertised_port of the nodes'
@@ -446,6 +447,22 @@ def moved(info: ConnectionInfo, to: NodeAddress) -> ConnectionInfo:
         info.password,
         info.ssl,
     )
+
+
+def is_another(
+    found: tuple[str, int] | None, address: NodeAddress, nodes: Sequence[NodeAddress], tls: bool
+) -> bool:
+    """Return whether an address has led to another node than the one that advertises it.
+
+    On connections with TLS, RabbitMQ 4.0 names itself by `advertised_tls_host`, but a leader or
+    replica by `advertised_host`: with TLS, a name that no other node has proves nothing.
+
+    :param found: address by which the node that has answered calls itself; None if unknown.
+    :param nodes: addresses of all nodes.
+    """
+    if found is None or found == (address.host, address.port):
+        return False
+    return not tls or any(found == (item.host, item.port) for item in nodes)
 
 
 def ago(seconds: float) -> str:

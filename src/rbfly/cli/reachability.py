@@ -14,7 +14,13 @@ from urllib.parse import quote
 
 import rbfly.streams as rbs
 
-from ..error import AuthenticationError, RbFlyError, ResponseCode, VirtualHostError
+from ..error import (
+    AuthenticationError,
+    RbFlyError,
+    ResponseCode,
+    VirtualHostError,
+    counted,
+)
 from ..net.uri import ConnectionInfo
 from .certificate import Certificate, read_certificate
 
@@ -229,9 +235,10 @@ def unverified(context: ssl_module.SSLContext) -> ssl_module.SSLContext:
 
 def day(when: datetime) -> str:
     """Return a day, and how far away it is."""
-    left = (when - datetime.now(UTC)).days
-    distance = f'in {left} days' if left >= 0 else f'{-left} days ago'
-    return f'on {when:%Y-%m-%d}, {distance}'
+    seconds = (when - datetime.now(UTC)).total_seconds()
+    hours = int(abs(seconds) // 3600)
+    distance = counted(hours // 24, 'day') if hours >= 48 else counted(hours, 'hour')
+    return f'on {when:%Y-%m-%d}, ' + (f'in {distance}' if seconds >= 0 else f'{distance} ago')
 
 
 def trusted(certificate: Certificate, context: ssl_module.SSLContext) -> Finding:

@@ -327,8 +327,8 @@ class StreamsClient(ClientBase):
         """Return what the client has open where, without asking the broker.
 
         `print(client.describe())` prints it as text for a bug report: versions, connections,
-        publishers, subscriptions, their states and the last errors.  It contains names and
-        addresses, but no user, no password and nothing of a message.
+        metrics, publishers, subscriptions, their states and the last errors.  It contains names
+        and addresses, but no user, no password and nothing of a message.
 
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """

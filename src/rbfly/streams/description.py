@@ -20,6 +20,12 @@ from ..net.registration import Registration
 from ..net.uri import Settings
 from ..record import Record
 from .health import Health, health_of, sorted_by_name
+from .metrics import Metrics, read_metrics
+
+COUNTS = [  # metrics in the text, as sums of all streams
+    *('published', 'confirmed', 'refused', 'resent', 'unconfirmed', 'consumed', 'chunks'),
+    *('reconnects', 'bytes_written', 'bytes_read', 'last_confirm', 'last_chunk'),
+]
 
 
 class ConnectionDescription(Record):
@@ -136,6 +142,7 @@ class Description(Record):
     :ivar health: whether it works.
     :ivar connections_lost: number of connections that have ended, and that the client did not
         close.
+    :ivar metrics: its numbers; the text has the sums of all streams.
     :ivar connections: the connections that are open.
     :ivar publishers: the publishers, one for each partition of a super stream.
     :ivar subscriptions: the subscriptions, one for each partition of a super stream.
@@ -147,6 +154,7 @@ class Description(Record):
     settings: dict[str, str]
     health: Health
     connections_lost: int
+    metrics: Metrics
     connections: list[ConnectionDescription]
     publishers: list[PublisherDescription]
     subscriptions: list[SubscriptionDescription]
@@ -161,6 +169,7 @@ class Description(Record):
         lost = f'{self.connections_lost} lost so far'
         lines += ['', f'{counted(len(self.connections), "connection")} open, {lost}']
         lines += table(self.connections)
+        lines += ['', 'sums of all streams', *counts(self.metrics)]
         lines += ['', counted(len(self.publishers), 'publisher'), *table(self.publishers)]
         lines += ['', counted(len(self.subscriptions), 'subscription'), *table(self.subscriptions)]
         lines += ['', counted(len(self.errors), 'recent error'), *table(self.errors)]
@@ -179,6 +188,7 @@ def describe_client(cluster: Cluster, history: History) -> Description:
         settings_of(cluster.settings),
         Health(health.ok, [hide(reason) for reason in health.reasons]),
         history.lost,
+        read_metrics(cluster.totals),
         [connection_of(role, item) for role, item in cluster.connections],
         [publisher_of(item, hide) for item in parts if item.owner.role is Role.PUBLISH],
         [subscription_of(item, hide) for item in parts if item.owner.role is Role.CONSUME],
@@ -313,6 +323,15 @@ def table(records: Sequence[Record]) -> list[str]:
     ]
     rows = [[cell(getattr(item, name)) for name in names] for item in records]
     return aligned([[name.replace('_', ' ') for name in names], *rows])
+
+
+def counts(metrics: Metrics) -> list[str]:
+    """Return a line with the names of the sums, and one with their values."""
+    values = {name: getattr(metrics, name) for name in COUNTS}
+    for name in ('last_confirm', 'last_chunk'):
+        if values[name] is not None:
+            values[name] = datetime.datetime.fromtimestamp(values[name], datetime.UTC)
+    return aligned([[name.replace('_', ' ') for name in values], [*map(cell, values.values())]])
 
 
 def is_shown(value: object) -> bool:

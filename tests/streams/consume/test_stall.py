@@ -8,6 +8,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams._consume import watchdog
 from rbfly.testing import StreamBroker
+from tests.brokers import until
 from tests.inside import session_of
 
 pytestmark = pytest.mark.own_clock
@@ -73,6 +74,45 @@ async def test_broker_that_delivers_nothing(
             stall = session_of(messages)._watchdog.stall
             assert stall.since is None
             assert stall._timer is None
+
+
+@pytest.mark.parametrize('offset', [rbs.Offset.FIRST, rbs.Offset.NEXT])
+@pytest.mark.parametrize('group', [None, 'billing'])
+async def test_broker_that_delivers_nothing_from_the_start(
+    caplog: pytest.LogCaptureFixture, group: str | None, offset: rbs.Offset
+) -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        broker.publish('orders', *['old'] * (offset is rbs.Offset.NEXT))
+        events = client.events()
+        async with client.subscribe('orders', offset=offset, group=group) as messages:
+            waiting = asyncio.ensure_future(anext(messages))
+            if group:
+                await until(lambda: 'open, active' in repr(messages), 'the member is active')
+            broker.silence()
+            broker.publish('orders', 'a')
+            stalled = await find(events)
+            assert isinstance(stalled, rbs.DeliveryStalled)
+            [reason] = client.health().reasons
+            assert 'although the stream has more' in reason
+            broker.heal()
+            assert await waiting == 'a'
+            assert isinstance(await find(events), rbs.DeliveryResumed)
+    assert [level for level, _ in lines(caplog)] == ['WARNING', 'INFO']
+
+
+async def test_stored_offsets_before_the_first_message_are_no_stall(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        await client.write_offset('orders', 'someone', 0)
+        async with client.subscribe('orders', offset=rbs.Offset.FIRST) as messages:
+            waiting = asyncio.ensure_future(anext(messages))
+            await asyncio.sleep(300)
+            broker.publish('orders', 'a')
+            assert await waiting == 'a'
+    assert lines(caplog) == []
 
 
 async def test_subscribing_again_helps(caplog: pytest.LogCaptureFixture) -> None:

@@ -56,6 +56,29 @@ def now() -> float:
 
 
 @own_clock
+async def test_publisher_that_was_idle(caplog: pytest.LogCaptureFixture) -> None:
+    """No timer runs while it is idle; messages that it sends later are looked at again."""
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        events = client.events()
+        async with client.publisher('orders') as publisher, client.publisher('orders') as other:
+            await publisher.send(0)
+            for item in (publisher, other, publisher):
+                await asyncio.sleep(2 * overdue.INTERVAL)
+                assert connection_of(item).confirm_check._timer is None
+                broker.withhold_confirms()
+                begin = now()
+                sending = asyncio.create_task(item.send(1))
+                await find(events, rbs.ConfirmsOverdue)
+                late = now() - begin
+                assert overdue.OVERDUE <= late <= overdue.OVERDUE + 2 * overdue.INTERVAL
+                broker.heal()
+                await sending
+                await find(events, rbs.ConfirmsResumed)
+    assert [level for level, _ in lines(caplog)] == ['WARNING', 'INFO'] * 3
+
+
+@own_clock
 async def test_confirms_that_are_withheld(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         StreamBroker() as broker,

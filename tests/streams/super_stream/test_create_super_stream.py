@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Literal
 from uuid import uuid4
 
+import pika
 import pytest
 
 import rbfly.streams as rbs
@@ -346,3 +347,27 @@ async def test_user_without_permission(own_broker: RabbitMQ) -> None:
                 assert caught.value.code == rbs.ResponseCode.ACCESS_REFUSED
     finally:
         own_broker.ctl('delete_user', user)
+
+
+@pytest.mark.broker
+async def test_any_exchange_exists_as_a_super_stream(own_broker: RabbitMQ, name: str) -> None:
+    """As the documentation says: the protocol does not distinguish them."""
+
+    def with_exchange(exists: bool) -> None:
+        with pika.BlockingConnection(pika.URLParameters(str(own_broker.amqp_uri))) as connection:
+            channel = connection.channel()
+            if exists:
+                channel.exchange_declare(name, 'fanout')
+            else:
+                channel.exchange_delete(name)
+
+    async with rbs.streams_client(own_broker.uri) as client:
+        orders = client.super_stream(name)
+        assert not await orders.exists()
+        await asyncio.to_thread(with_exchange, True)
+        try:
+            assert await orders.exists()
+            with pytest.raises(rbs.StreamDoesNotExist, match='has no partitions'):
+                await orders.partitions()
+        finally:
+            await asyncio.to_thread(with_exchange, False)

@@ -182,8 +182,7 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
         :raises StreamConnectionError: the client could not connect within its `connect_timeout` or
             `reconnect_timeout`, or was disconnected.
         :raises ProtocolError: the broker refused the subscription.
-        :raises SubscriptionError: the stored offset to start from is 2**64 - 1, or the broker is
-            too old for `until` or `group`.
+        :raises SubscriptionError: the broker is too old for `until` or `group`.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         await own_errors(self._session.open())
@@ -278,8 +277,7 @@ class Subscription(BaseSubscription[Body]):
     * :class:`.StreamConnectionError`: the client could not connect within its `connect_timeout` or
       `reconnect_timeout`, or was disconnected;
     * :class:`.ProtocolError`: the broker refused the request, e.g. for lack of permission;
-    * :class:`.SubscriptionError`: the stored offset to start from is 2**64 - 1, or the broker is
-      too old for `until`;
+    * :class:`.SubscriptionError`: the broker is too old for `until` or `group`;
     * :class:`.OffsetGapError`: retention has removed the next message, and `on_gap` is `'raise'`;
     * :class:`.ChunkError`: a chunk is damaged;
     * :class:`.AMQPDecoderError`: a message is not AMQP 1.0;

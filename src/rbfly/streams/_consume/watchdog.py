@@ -15,7 +15,7 @@ from ...error import RbFlyError
 from ...net.observer import facts
 from ...net.registration import Registration
 from ...protocol._cursor import MessageCursor
-from .._offsets.queries import end_of_messages, request_stats
+from .._offsets.queries import delivers_chunks, end_of_messages, request_stats
 from .._waiting import cancel
 from .stall import DeliveryStall
 from .waiter import Waiter
@@ -138,15 +138,16 @@ class DeliveryWatchdog:
             self._subscribe_again(chunk_id)
 
     async def _has_message(self) -> bool:
-        cursor = self._cursor
+        cursor, cluster = self._cursor, self._registration.cluster
         try:
             async with asyncio.timeout(LOOK):
-                end = await end_of_messages(self._registration.cluster, self._stream)
+                end = await end_of_messages(cluster, self._stream)
+                if end == 0 and cursor.position is None:  # only stored offsets, perhaps
+                    return not await delivers_chunks(cluster, self._stream)
         except (RbFlyError, TimeoutError):
             return False  # the registration handles a lost connection
         # A stream that has had messages has a last one, unless the broker delivers none at all.
-        delivers_none = end == 0 and cursor.position is not None
-        return delivers_none or end > max(cursor.position or 0, cursor.skip_before)
+        return end == 0 or end > max(cursor.position or 0, cursor.skip_before)
 
     def _subscribe_again(self, chunk_id: int) -> None:
         self._registration.reset()

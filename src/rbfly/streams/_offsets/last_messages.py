@@ -15,6 +15,7 @@ from ...protocol.offset import Offset
 
 CREDIT = 10  # chunks in memory at once
 NO_PROPERTIES: Mapping[str, str] = {}
+ALL_CHUNKS: Mapping[str, str] = {'chunk_selector': 'all'}  # also those of stored offsets
 
 
 async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
@@ -57,9 +58,17 @@ async def chunks_from(
             connection.undeclare(Role.CONSUME, used_id, commands.Unsubscribe(used_id))
 
 
-async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | None:
-    """Return the chunk that a subscription receives first; None if the broker has none."""
-    async with aclosing(chunks_from(cluster, stream, offset, 1)) as chunks:
+async def chunk_at(
+    cluster: Cluster,
+    stream: str,
+    offset: Offset,
+    properties: Mapping[str, str] = NO_PROPERTIES,
+) -> Chunk | None:
+    """Return the chunk that a subscription receives first; None if the broker has none.
+
+    :param properties: of the subscription.
+    """
+    async with aclosing(chunks_from(cluster, stream, offset, 1, properties)) as chunks:
         return await anext(chunks, None)
 
 

@@ -234,12 +234,14 @@ async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
         resolved = (await connection.request(command)).value
     else:
         # The end comes first: a message that is published meanwhile is not skipped.
-        _, last = await counting.chunk_ids(connection, stream)
+        first, last = await counting.chunk_ids(connection, stream)
         end = await end_of_messages(cluster, stream)
         if last is not None:
             end = max(end, last + 1)  # a chunk of stored offsets takes up one
         chunk = await counting.chunk_at(cluster, stream, offset)
         resolved = end if chunk is None else chunk.offset
+        if chunk is None and offset.type == OffsetType.FIRST and first is not None:
+            resolved = max(0, first)  # the broker may withhold messages
     assert isinstance(resolved, int)
     if offset.type == OffsetType.OFFSET:  # within a chunk, perhaps
         assert isinstance(offset.value, int)
@@ -355,6 +357,11 @@ async def end_of_messages(cluster: Cluster, stream: str) -> int:
     """
     chunk = await counting.chunk_at(cluster, stream, Offset.LAST)
     return 0 if chunk is None else chunk.offset + chunk.records
+
+
+async def delivers_chunks(cluster: Cluster, stream: str) -> bool:
+    """Return whether the broker delivers any chunk of a stream, also one of stored offsets."""
+    return await counting.chunk_at(cluster, stream, Offset.FIRST, counting.ALL_CHUNKS) is not None
 
 
 def next_offset(stored: int | None) -> int:

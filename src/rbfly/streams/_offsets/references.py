@@ -14,9 +14,8 @@ from ...error import ChunkError
 from ...net.cluster import Cluster
 from ...protocol._chunk import Chunk
 from ...protocol.offset import Offset
-from .last_messages import CREDIT, chunk_ids, chunks_from
+from .last_messages import ALL_CHUNKS, CREDIT, chunk_ids, chunks_from
 
-ALL_CHUNKS = {'chunk_selector': 'all'}
 SNAPSHOT = 2  # type of a chunk that has everything that was stored before it
 SEQUENCE, OFFSET, TIMESTAMP = 0, 1, 2  # what is stored under a name
 STEP = 4096  # offsets to go back at first

@@ -130,7 +130,7 @@ cdef class PublisherCore:
     cdef readonly SemaphoreState capacity
     cdef readonly object session, connection, error
     cdef readonly object poll
-    cdef bint watched
+    cdef bint watched, asleep
     cdef readonly bint accepts, undeclared, scheduled
     cdef readonly ConfirmGroup filling
     cdef readonly list flushed
@@ -165,6 +165,10 @@ cdef class PublisherCore:
     def watch(self):
         """Call the session's `after_settled` after the next frame of confirms."""
         self.watched = True
+
+    def sleep(self):
+        """Call the session's `on_sent` after the next frame of messages."""
+        self.asleep = True
 
     def enter(self, bint accepts, error=None):
         """Take messages from now on, or none because of an error."""
@@ -390,6 +394,9 @@ cdef class PublisherCore:
             if data is None:
                 break
             connection.write(data)
+            if self.asleep:
+                self.asleep = False
+                self.session.on_sent()
             if self.poll is not None:
                 self.poll.on_sent()
             if window.queued == 0:

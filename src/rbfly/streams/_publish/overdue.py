@@ -1,6 +1,7 @@
 """Notices that the broker does not confirm messages, although the connection works.
 
-Nothing happens when a message is sent: a timer of the connection looks at its publishers.
+A timer of the connection looks at its publishers while one of them has messages in flight.  Nothing
+else happens when a message is sent, except the first one after the timer has stopped.
 """
 
 from __future__ import annotations
@@ -99,9 +100,10 @@ class Session(Protocol):
 
 
 class ConfirmCheck:
-    """Looks at the publishers of one connection from time to time.
+    """Looks at the publishers of one connection from time to time, while messages are in flight.
 
-    The publishers start it when they are declared; it stops with the last one.
+    The publishers start it when they are declared, and when they send again after a pause; it ends
+    with the last one.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -110,13 +112,16 @@ class ConfirmCheck:
         self._task: asyncio.Task[None] | None = None  # asks what the broker does
         self._ends: list[tuple[Session, float]] = []  # that no line has reported
         self._line: asyncio.TimerHandle | None = None
-        self._timer: asyncio.TimerHandle = self._loop.call_later(INTERVAL, self._look)
+        self._timer: asyncio.TimerHandle | None = None  # None while nothing is in flight
 
     @classmethod
     def start(cls, connection: Connection) -> None:
-        """Look at the publishers of a connection from now on."""
-        if connection.confirm_check is None:
-            connection.check_confirms(cls(connection))
+        """Look at the publishers of a connection until nothing is in flight."""
+        check = connection.confirm_check
+        if not isinstance(check, ConfirmCheck):
+            check = cls(connection)
+            connection.check_confirms(check)
+        check._start()
 
     @staticmethod
     def stop(connection: Connection) -> None:
@@ -126,8 +131,13 @@ class ConfirmCheck:
             connection.check_confirms(None)
             check._stop()
 
+    def _start(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(INTERVAL, self._look)
+
     def _stop(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._line is not None:
             self._line.cancel()
             self._report_ends()
@@ -135,10 +145,15 @@ class ConfirmCheck:
             self._task.cancel()
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(INTERVAL, self._look)
-        now = self._loop.time()
-        late = [item for item in self._sessions() if item.age.is_late(item.core.window, now)]
-        for session in self._sessions():
+        self._timer = None
+        now, sessions = self._loop.time(), self._sessions()
+        if any(item.core.window.unsettled or item.age.overdue for item in sessions):
+            self._start()
+        else:
+            for session in sessions:
+                session.core.sleep()
+        late = [item for item in sessions if item.age.is_late(item.core.window, now)]
+        for session in sessions:
             # without a confirm: the messages were withdrawn
             if session.age.overdue and session.age.is_over(session.core.window):
                 self.end(session)

@@ -434,6 +434,11 @@ class PublisherSession(Owner):
         if self.state in ENDED or self.receiving or self.age.overdue:
             core.watch()
 
+    def on_sent(self) -> None:
+        """A message was sent, the first one after nothing was in flight for a while."""
+        if self.registration.connection is not None:
+            ConfirmCheck.start(self.registration.connection)
+
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
         count: int = self.core.window.unsettled

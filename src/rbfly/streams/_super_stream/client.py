@@ -189,6 +189,9 @@ class SuperStream:
     async def exists(self) -> bool:
         """Return whether the super stream exists, even if it has no partitions.
 
+        A super stream is an exchange: RabbitMQ reports any other exchange of that name, also one
+        of AMQP 0.9.1, as a super stream without partitions.
+
         :raises ProtocolError: the broker refused the request.
         """
         connection = await self._cluster.locator()
