@@ -32,7 +32,7 @@ from rbfly.error import (
     SubscriptionError,
 )
 from rbfly.sync import options as kinds
-from rbfly.sync.thread import Call
+from rbfly.sync.thread import ClientThread
 from rbfly.testing import StreamBroker
 
 HANG = 20.0  # seconds; only a safeguard
@@ -404,7 +404,7 @@ def is_calling() -> bool:
     """Return whether the main thread waits for the client."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
-        if frame.f_code is Call.wait.__code__:
+        if frame.f_code is ClientThread._wait.__code__:
             return True
         frame = frame.f_back
     return False
@@ -438,6 +438,29 @@ def test_interrupt_leaves_the_client_usable(memory: StreamBroker) -> None:
             publisher.send(b'a')
         memory.heal()
         publisher.send(b'b')
+        assert [next(subscription), next(subscription)] == [b'a', b'b']
+
+
+def test_interrupt_as_soon_as_a_call_has_begun(
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ClientThread._start
+
+    def interrupt(thread: ClientThread, call: Any) -> None:
+        start(thread, call)
+        raise KeyboardInterrupt
+
+    with (
+        rbfly.sync.streams_client(memory.uri) as client,
+        client.publisher('orders') as publisher,
+        client.subscribe('orders') as subscription,
+    ):
+        for _ in range(10):
+            monkeypatch.setattr(ClientThread, '_start', interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(subscription)
+            monkeypatch.setattr(ClientThread, '_start', start)
+        publisher.send_many([b'a', b'b'])
         assert [next(subscription), next(subscription)] == [b'a', b'b']
 
 

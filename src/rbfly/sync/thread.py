@@ -52,7 +52,7 @@ class ClientThread:
         async def run() -> T:
             return await function(*args, **options)
 
-        return self._start(run).wait()
+        return self._wait(run)
 
     def ask(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call a function that is not async in the thread, and return its result."""
@@ -60,7 +60,7 @@ class ClientThread:
         async def run() -> T:
             return function(*args, **options)
 
-        return self._start(run).wait()
+        return self._wait(run)
 
     def start(
         self, function: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs
@@ -74,16 +74,29 @@ class ClientThread:
         async def run() -> T:
             return await function(*args, **options)
 
-        return self._start(run)
+        call = Call(run)
+        self._start(call)
+        return call
 
-    def _start(self, run: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
+    def _wait(self, run: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        call = Call(run)
+        try:  # an interrupt may come at any moment after the start
+            self._start(call)
+            return call.future.result()
+        except BaseException:
+            call.cancel()
+            raise
+        finally:
+            del call, run, self  # the traceback of an error refers to this frame
+
+    def _start(self, call: Call[Any]) -> None:
         if self._running is not None:
             self._running.check()  # a forked child must not wait for the lock
         with self._lock:
             if self._running is None:
                 self._running = RunningLoop(self._loop_factory)
                 LIVE.add(self)
-            return self._running.start(run)
+            self._running.start(call)
 
     def close(self, timeout: float | None = None) -> None:
         """Close the client and end the thread, if it runs.
@@ -96,8 +109,9 @@ class ClientThread:
             running = self._running
             if running is None:
                 return
-            call = running.start(lambda: asyncio.wait_for(self._close(), timeout))
+            call = Call(lambda: asyncio.wait_for(self._close(), timeout))
             try:
+                running.start(call)
                 call.wait()
             finally:
                 with self._lock:
@@ -130,12 +144,10 @@ class RunningLoop:
         self._thread = threading.Thread(target=self._run, name='rbfly.sync', daemon=True)
         self._thread.start()
 
-    def start(self, run: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
+    def start(self, call: Call[Any]) -> None:
         """Start a call; the caller makes sure that the loop is not stopped meanwhile."""
         self.check()
-        call = Call(self._loop, run, self._calls)
-        self._loop.call_soon_threadsafe(call.begin)
-        return call
+        call.start(self._loop, self._calls)
 
     def check(self) -> None:
         """Check that this process and thread can call the loop."""
@@ -165,7 +177,7 @@ class RunningLoop:
             finally:
                 self._loop.stop()
 
-        self._loop.call_soon_threadsafe(Call(self._loop, end, self._calls).begin)
+        Call(end).start(self._loop, self._calls)
 
     def _run(self) -> None:
         loop = self._loop
@@ -187,54 +199,61 @@ class RunningLoop:
 class Call(Generic[T]):
     """One call in the thread.
 
-    :param calls: all calls of the loop that have not ended.
     :ivar future: its outcome.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        run: Callable[[], Coroutine[Any, Any, T]],
-        calls: set[Call[Any]],
-    ) -> None:
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.future: Future[T] = Future()
-        self._loop = loop
-        self._calls = calls
-        calls.add(self)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: set[Call[Any]] = set()
         self._run: Callable[[], Coroutine[Any, Any, T]] | None = run
         self._context = contextvars.copy_context()  # of tracing, for example
         self._task: asyncio.Task[T] | None = None
 
+    def start(self, loop: asyncio.AbstractEventLoop, calls: set[Call[Any]]) -> None:
+        """Run the call in the thread of an event loop.
+
+        :param calls: all calls of the loop that have not ended.
+        """
+        self._loop, self._calls = loop, calls
+        calls.add(self)
+        loop.call_soon_threadsafe(self._begin)
+
     def wait(self) -> T:
         """Wait for the result; an interrupt cancels the call."""
-        future = self.future
         try:
-            return future.result()
+            return self.future.result()
         except BaseException:
-            if not future.done():  # interrupted
-                self.cancel()
+            self.cancel()
             raise
         finally:
-            del future, self  # the traceback of an error refers to this frame
+            del self  # the traceback of an error refers to this frame
 
     def cancel(self) -> None:
-        """Cancel the call, and wait until it has ended."""
+        """Cancel the call if it runs, and wait until it has ended."""
+        if self._loop is None or self.future.done():
+            return
         with suppress(RuntimeError):  # the loop is closed: the call has ended
             self._loop.call_soon_threadsafe(self._cancel)
         wait([self.future])
 
     # -- in the thread
 
-    def begin(self) -> None:
-        """Start the task of the call."""
+    def _begin(self) -> None:
         run, self._run = self._run, None
-        assert run is not None
+        if run is None:
+            return  # cancelled before
+        assert self._loop is not None
         self._task = self._loop.create_task(run(), context=self._context)
         self._task.add_done_callback(self._on_done)
 
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        elif self._run is not None:  # interrupted before it began
+            self._run = None
+            self._calls.discard(self)
+            self.fail()
 
     def _on_done(self, task: asyncio.Task[T]) -> None:
         self._task = None
