@@ -460,8 +460,16 @@ def test_interrupt_as_soon_as_a_call_has_begun(
             with pytest.raises(KeyboardInterrupt):
                 next(subscription)
             monkeypatch.setattr(ClientThread, '_start', start)
-        publisher.send_many([b'a', b'b'])
+
+        def publish() -> None:
+            wait_until(is_calling)
+            publisher.send(b'a')
+            publisher.send(b'b')
+
+        publishing = threading.Thread(target=publish)
+        publishing.start()
         assert [next(subscription), next(subscription)] == [b'a', b'b']
+        publishing.join()
 
 
 def test_interrupt_while_an_iterator_waits(memory: StreamBroker) -> None:
