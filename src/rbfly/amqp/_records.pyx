@@ -26,7 +26,7 @@ def as_value(member):
 
 
 cdef object converter_of(object kind):
-    cdef object names = {(base.__module__, base.__name__) for base in kind.__mro__}
+    cdef object names = {(base.__module__, base.__name__) for base in type.mro(kind)}
     if issubclass(kind, ENCODED) or ('datetime', 'datetime') in names:
         return None
     if issubclass(kind, Enum):
@@ -78,7 +78,8 @@ cdef object reader_of(object kind):
         if config.tag is not None or config.array_like:
             return dump_struct
         return tuple(zip(kind.__struct_encode_fields__, kind.__struct_fields__))
-    for base in kind.__mro__:
+    # A metaclass may replace `__mro__`.
+    for base in type.mro(kind):
         fields = vars(base).get('__dataclass_fields__')
         if fields is not None:
             break

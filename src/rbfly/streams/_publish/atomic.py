@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from itertools import islice
+from typing import TypeAlias
 
 from ...checks import check_integer
 from ...error import ArgumentTypeError, of_callback
@@ -16,7 +17,7 @@ from ._confirm import ConfirmFuture
 from .confirmation import of_message
 from .session import PublisherSession
 
-Message = types.AMQPBody | MessageCtx
+Message: TypeAlias = 'types.AMQPBody | MessageCtx'
 
 
 def as_sequence(messages: Iterable[Message]) -> Sequence[Message]:
