@@ -33,7 +33,7 @@ from .test_bed import Bed, ClusterBed, body
 
 GROUP = 'proof'
 DELAYS = (0.01,)  # seconds before the second try, which is the last
-HANG = 2.0  # seconds, the limit of the work; a busy machine needs less for all other work
+HANG = 2.0  # seconds, the limit of the work; other work takes less, even on a busy machine
 EVERY = 1_000  # messages after which a member stores its offset
 LEAVE = 60.0  # seconds to leave
 STUCK = 150.0  # seconds without another message after which the group is stuck
