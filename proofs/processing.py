@@ -168,12 +168,16 @@ def run_member(path: Path, partitions: Sequence[str], *args: Any) -> None:
 
 
 class Member:
-    """A member as the proof sees it."""
+    """A member as the proof sees it.
+
+    :ivar excused: it was killed, or cut off while it was leaving, and could not store its offset.
+    """
 
     def __init__(self, path: Path, *args: Any) -> None:
         path.touch()
         self.path = path
-        self.killed = False
+        self.excused = False
+        self._is_leaving = False
         self._file: BinaryIO = path.open('rb')
         self.process = multiprocessing.get_context('spawn').Process(
             target=run_member, args=(path, *args), daemon=True
@@ -188,10 +192,15 @@ class Member:
         yield from map(Event._make, RECORD.iter_unpack(data[: len(data) - rest]))
 
     def signal(self, number: int) -> None:
-        self.killed |= number == signal.SIGKILL
+        self.excused |= number == signal.SIGKILL
+        self._is_leaving = True
         assert self.process.pid is not None
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
+
+    def cut_off(self) -> None:
+        """Note that its connections are cut."""
+        self.excused |= self._is_leaving and self.process.is_alive()
 
     async def end(self, seconds: float) -> int | None:
         """Wait for the end of the process; return its exit code, or None."""
@@ -253,6 +262,8 @@ class Team:
             fault = FAULTS[i % len(FAULTS)] if i < len(FAULTS) else rnd.choice(FAULTS)
             self.faults[fault] += 1
             if fault == 'connections cut':
+                for member in self.all:
+                    member.cut_off()
                 await self._bed.call('cut')
                 self.cuts.append(time.monotonic())
                 continue
@@ -270,10 +281,10 @@ class Team:
         return found
 
     async def leave(self) -> list[int | None]:
-        """Let all members leave; return the exit codes of those that were not killed."""
+        """Let all members leave; return the exit codes of those that are not excused."""
         for member in await self._joined(len(self._living)):
             member.signal(signal.SIGTERM)
-        return await asyncio.gather(*(item.end(LEAVE) for item in self.all if not item.killed))
+        return await asyncio.gather(*(item.end(LEAVE) for item in self.all if not item.excused))
 
     async def close(self) -> None:
         for member in self.all:
