@@ -78,6 +78,7 @@ cdef object reader_of(object kind):
         if config.tag is not None or config.array_like:
             return dump_struct
         return tuple(zip(kind.__struct_encode_fields__, kind.__struct_fields__))
+    fields = None
     # A metaclass may replace `__mro__`.
     for base in type.mro(kind):
         fields = vars(base).get('__dataclass_fields__')
