@@ -461,6 +461,7 @@ cdef inline void keep_last(PyObject **place, PyObject *found) noexcept:
 cdef int use_default(
     Plan plan, Field *field, PyObject **value, Py_ssize_t position
 ) except -1:
+    cdef object found = None
     if field.default is not NULL:
         found = <object> field.default
     elif field.factory is not NULL:
