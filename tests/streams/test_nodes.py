@@ -61,6 +61,8 @@ class Nodes:
         else:
             call = broker.stop_node if name == 'stop' else broker.start_node
             await asyncio.to_thread(call, node)
+            if name == 'start':  # it may still be in maintenance
+                await asyncio.to_thread(broker.tool, 'rabbitmq-upgrade', 'revive', node=node)
 
 
 @pytest.fixture(scope='module')
@@ -69,7 +71,7 @@ def cluster() -> Iterator[RabbitMQ]:
         yield broker
 
 
-@pytest_asyncio.fixture(params=['memory', pytest.param('rabbitmq', marks=pytest.mark.rabbitmq)])
+@pytest_asyncio.fixture(params=['memory', pytest.param('rabbitmq', marks=pytest.mark.broker)])
 async def nodes(request: pytest.FixtureRequest) -> AsyncIterator[Nodes]:
     if request.param == 'rabbitmq':
         yield Nodes(request.getfixturevalue('cluster'))
@@ -85,10 +87,9 @@ async def replicated(nodes: Nodes) -> AsyncIterator[str]:
     name = f'test-{uuid4()}'
     async with nodes.client() as client:
         await client.create_stream(name)
-        found = await members(client, name)
-        while len(found) < COUNT:
-            await asyncio.sleep(0.1)
-            found = await members(client, name)
+        async with asyncio.timeout(60):  # no event announces that
+            while len(await members(client, name)) < COUNT:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
         yield name
         await client.delete_stream(name)
 
