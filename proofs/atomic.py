@@ -1,8 +1,8 @@
 """Proof of atomic batches: a publisher that is killed leaves each batch whole, or nothing of it.
 
 A process publishes batches, several at a time, until it is killed; the next process goes on.  The
-numbers of a batch follow each other, and its size follows from the seed, so that what is stored
-shows where each batch has to end.
+numbers of a batch follow each other, and its size follows from the seed: the stored messages show
+where each batch has to end.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ async def publish_batches(
 
 
 async def atomic(run: Run, bed: Bed) -> None:
-    """Kill a publishing process many times; compare what is stored with whole batches."""
+    """Kill a publishing process many times; compare the stored messages with whole batches."""
     kills, named = run['kills'], not run['unnamed']
     batches = Batches(run.seed)
     begun = PROCESSES.Value('q', 0, lock=False)

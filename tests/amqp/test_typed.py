@@ -1,4 +1,4 @@
-"""Decoding to the types of a program: what is built, what is refused, and where."""
+"""Decoding to the types of a program: objects that are built, and errors that name a place."""
 
 import copy
 import pickle
@@ -52,7 +52,7 @@ def error_of(body: Any, kind: Any) -> str:
     return str(caught.value)
 
 
-# --- what is built ---
+# --- objects ---
 
 
 @pytest.mark.parametrize(('kind', 'expected'), ORDERS, ids=NAMES)
@@ -253,7 +253,7 @@ def test_fields_of_a_typed_dict_that_may_be_missing() -> None:
     assert error_of({'b': 'x'}, Partial) == '$.a: required field of Partial is missing'
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 
 from brokers import BrokerError
 from proofs.catalogue import PROOFS, Value
+from proofs.history import Messages
 from proofs.run import Run
-from proofs.test_bed import ClusterBed, behind_proxies, in_memory, with_proxies
+from proofs.test_bed import ClusterBed, MemoryBed, behind_proxies, in_memory, with_proxies
 from tests.seed import seed_of_run
 
 Beds = Callable[[], AbstractAsyncContextManager[ClusterBed]]
@@ -26,6 +27,23 @@ def beds(nodes: int, version: str | None = None) -> Iterator[Beds]:
         pytest.fail(f'no RabbitMQ behind proxies: {ex}')
     yield lambda: with_proxies(broker, mqtt, seed_of_run())
     broker.stop(orderly=False)
+
+
+def lose_or_repeat(monkeypatch: pytest.MonkeyPatch, copies: int) -> None:
+    """Let the in-memory test bed read the first message of a stream 0 times, or several times."""
+    read = MemoryBed.stored
+    changed = False
+
+    async def stored(self: MemoryBed, stream: str) -> Messages:
+        nonlocal changed
+        numbers, offsets = await read(self, stream)
+        if numbers and not changed:
+            changed = True
+            numbers[:1] *= copies
+            offsets[:1] *= copies
+        return numbers, offsets
+
+    monkeypatch.setattr(MemoryBed, 'stored', stored)
 
 
 async def holds(make: Beds, name: str, **settings: Value) -> Run:

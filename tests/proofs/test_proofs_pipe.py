@@ -6,10 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from perf.super_stream_wire import partition_of
-from proofs.history import Messages
 from proofs.pipe import key_of, misplaced, outputs_of, separated, wrong_copies
-from proofs.test_bed import MemoryBed
-from tests.proofs.short_runs import Beds, beds, holds, run_in_memory
+from tests.proofs.short_runs import Beds, beds, holds, lose_or_repeat, run_in_memory
 
 TOTAL = 3_000
 
@@ -66,18 +64,7 @@ async def test_pipe_in_memory() -> None:
 async def test_pipe_fails_if_an_output_is_lost_or_repeated(
     copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = MemoryBed.stored
-    changed = False
-
-    async def stored(self: MemoryBed, stream: str) -> Messages:
-        nonlocal changed
-        numbers, offsets = await read(self, stream)
-        if numbers and not changed:
-            changed = True
-            numbers[:1] *= copies
-        return numbers, offsets
-
-    monkeypatch.setattr(MemoryBed, 'stored', stored)
+    lose_or_repeat(monkeypatch, copies)
     run = await run_in_memory('pipe', messages=1_000, kills=1)
     assert not run.error
     wrong = [item['what'] for item in run.checks if not item['holds']]

@@ -7,9 +7,7 @@ import pytest
 
 from perf.super_stream_wire import partition_of
 from proofs.checker import keys_unordered, misplaced
-from proofs.history import Messages
-from proofs.test_bed import MemoryBed
-from tests.proofs.short_runs import Beds, beds, holds, run_in_memory
+from tests.proofs.short_runs import Beds, beds, holds, lose_or_repeat, run_in_memory
 
 
 def placed(count: int, partitions: int = 4) -> list['array[int]']:
@@ -56,19 +54,7 @@ async def test_super_cuts_in_memory(by: str, unnamed: bool) -> None:
 async def test_super_cuts_fail_if_a_message_is_lost_or_duplicated(
     copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = MemoryBed.stored
-    changed = False
-
-    async def stored(self: MemoryBed, stream: str) -> Messages:
-        nonlocal changed
-        numbers, offsets = await read(self, stream)
-        if numbers and not changed:
-            changed = True
-            numbers[:1] *= copies
-            offsets[:1] *= copies
-        return numbers, offsets
-
-    monkeypatch.setattr(MemoryBed, 'stored', stored)
+    lose_or_repeat(monkeypatch, copies)
     monkeypatch.setattr('proofs.super_streams.READ', 0.1)
     run = await run_in_memory('super-cuts', messages=2_000, cuts=1, services=1)
     assert not run.error

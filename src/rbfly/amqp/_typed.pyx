@@ -305,7 +305,7 @@ cdef int close_items(Cursor *c, Items *items, const uint8_t *at, str kind) excep
 
 
 cdef object fail_items(Plan plan, Cursor *c, int depth):
-    """Fail where a list or map should be: the decoder of any value knows what is malformed."""
+    """Fail where a list or map should be; the general decoder reports a malformed value."""
     cdef const uint8_t *at = c.p
     return mismatch(plan, c, at, decode_value(c, depth))
 

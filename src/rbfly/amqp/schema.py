@@ -126,7 +126,7 @@ def plan_of(kind: Any) -> Plan:
     """
     try:
         found = PLANS.get(kind)
-    except TypeError:  # an annotation contains what has no hash
+    except TypeError:  # the annotation contains an object without a hash
         return new_plan(kind)
     if found is None:
         if len(PLANS) >= PLANS_MAX:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +11,18 @@ import click
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPDecoderError
 from rbfly.processing import PipeProgress, Stream, pipe
-from rbfly.streams import Compression, Message, StreamsClient, SuperStream
+from rbfly.streams import Message, StreamsClient, SuperStream
 
 from .connection import ConnectedCommand, Target, other_target, target
 from .partitions import partitions_of
 from .places import Place, place_of
+from .progress import Progress
 from .running import run
+from .sub_entries import check_sub_entries, sub_entry_options
 from .tail import field_of
 from .values import parsed
 
 RECONNECT_TIMEOUT = 60.0  # seconds
-INTERVAL = 0.2  # seconds between two lines of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +74,7 @@ class Copy:
     metavar='FIELD',
     help='Application property, or field of the body, that is the filter value.',
 )
-@click.option(
-    '--sub-entries',
-    type=click.IntRange(1, 65535),
-    metavar='COUNT',
-    help='Group up to this many messages in a sub-entry.',
-)
-@click.option(
-    '--compression',
-    type=click.Choice([item.name.lower() for item in Compression]),
-    help='Compression of sub-entries.',
-)
+@sub_entry_options
 @click.option('-q', '--quiet', is_flag=True, help='Show neither progress nor the result.')
 def command(to_uris: tuple[str, ...], to_profile: str | None, **options: Any) -> None:
     """Copy the messages of a stream or a super stream to another one.
@@ -97,8 +85,7 @@ def command(to_uris: tuple[str, ...], to_profile: str | None, **options: Any) ->
     and messages keep theirs.
     """
     job = Copy(**options)
-    if job.compression and not job.sub_entries:
-        raise click.UsageError('--compression needs --sub-entries')
+    check_sub_entries(job.sub_entries, job.compression)
     if job.filter_field and job.sub_entries:
         text = 'sub-entries have no filter values: use either --filter or --sub-entries'
         raise click.UsageError(text)
@@ -112,13 +99,18 @@ def command(to_uris: tuple[str, ...], to_profile: str | None, **options: Any) ->
 async def copy(first: Target, second: Target, job: Copy) -> None:
     """Copy all messages, and print their number."""
     progress = PipeProgress()
+    line = Progress(
+        job.quiet,
+        lambda: progress.read,
+        lambda rate: f'{progress.read:,} copied, {rate:,.0f}/s',
+    )
     options = {'reconnect_timeout': RECONNECT_TIMEOUT}
     async with first.client(**options) as reader, second.client(**options) as writer:
         source = await end_of(reader, job.source)
         to = await end_of(writer, job.target)
         start = await job.offset.offset(reader, await first_stream(source))
         try:
-            with shown(progress, job.quiet):
+            with line.shown():
                 await pipe(
                     source,
                     to,
@@ -160,33 +152,6 @@ def extract(field: str) -> Any:
             return None
 
     return value_of
-
-
-@contextmanager
-def shown(progress: PipeProgress, quiet: bool) -> Iterator[None]:
-    """Show the progress on stderr, if that is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield
-        return
-    task = asyncio.create_task(show_progress(progress))
-    try:
-        yield
-    finally:
-        task.cancel()
-        sys.stderr.write('\r\x1b[K')
-        sys.stderr.flush()
-
-
-async def show_progress(progress: PipeProgress) -> None:
-    loop = asyncio.get_running_loop()
-    before, then = 0, loop.time()
-    while True:
-        await asyncio.sleep(INTERVAL)
-        now = loop.time()
-        rate = (progress.read - before) / (now - then)
-        before, then = progress.read, now
-        sys.stderr.write(f'\r{progress.read:,} copied, {rate:,.0f}/s\x1b[K')
-        sys.stderr.flush()
 
 
 def report(progress: PipeProgress, quiet: bool, more: str = '') -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from rbfly.streams import (
     AMQPEncoderError,
     ArgumentError,
     BasePublisher,
-    Compression,
     MessageTooLarge,
     NoRouteError,
     PublishError,
@@ -32,13 +30,14 @@ from rbfly.streams import (
 from .connection import ConnectedCommand, Target, target
 from .lines import Lines
 from .partitions import partitions_of
+from .progress import Progress
 from .running import FAILED, PARTIAL, describe, run, show
+from .sub_entries import check_sub_entries, sub_entry_options
 
 IN_FLIGHT_MAX = 64 * 1024 * 1024  # bytes of lines that are not confirmed
 SHOWN = 10  # failures that are described; the others are counted
 RECONNECT_TIMEOUT = 60.0  # seconds
 CLOSE_TIMEOUT = 5.0  # seconds to wait for confirms after Ctrl-C
-INTERVAL = 0.2  # seconds between two lines of progress
 # Errors of one message, after which the next one can be published.
 OF_MESSAGE = (AMQPEncoderError, ArgumentError, MessageTooLarge, NoRouteError, PublishError)
 
@@ -104,17 +103,7 @@ class Job:
     metavar='NUMBER',
     help='Lines per second at most.',
 )
-@click.option(
-    '--sub-entries',
-    type=click.IntRange(1, 65535),
-    metavar='COUNT',
-    help='Group up to this many messages in a sub-entry.',
-)
-@click.option(
-    '--compression',
-    type=click.Choice([item.name.lower() for item in Compression]),
-    help='Compression of sub-entries.',
-)
+@sub_entry_options
 @click.option(
     '--failed',
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -131,8 +120,7 @@ def command(files: tuple[Path, ...], **options: Any) -> int:
     job = Job(files=files or (Path('-'),), **options)
     if job.format != 'json' and (job.key or job.filter_field):
         raise click.UsageError('--key and --filter-field need --format json')
-    if job.compression and not job.sub_entries:
-        raise click.UsageError('--compression needs --sub-entries')
+    check_sub_entries(job.sub_entries, job.compression)
     if job.failed and any(is_same(job.failed, path) for path in job.files):
         raise click.UsageError(f'{job.failed} would be overwritten while it is read')
     return run(publish(target(), job))
@@ -150,7 +138,7 @@ async def publish(where: Target, job: Job) -> int:
     async with client, await open_publisher(client, job) as publisher:
         with open_failed(job.failed) as failed:
             publishing = Publishing(job, failed)
-            with publishing.progress():
+            with publishing.progress.shown():
                 await publishing.send_all(publisher)
     publishing.report()
     if publishing.interrupted:
@@ -256,6 +244,7 @@ class Publishing:
         self._room = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._start = self._loop.time()
+        self.progress: Progress = Progress(job.quiet, lambda: self.confirmed, self._progress)
 
     async def send_all(self, publisher: BasePublisher) -> None:
         """Publish the lines of all files, and wait for their confirms."""
@@ -331,7 +320,7 @@ class Publishing:
     def _fail(self, number: int, line: bytes, error: Exception) -> None:
         """Report a line that failed by itself."""
         if self.failed < SHOWN:
-            self._clear()
+            self.progress.clear()
             show('rbfly publish', f'line {number:,}: {" ".join(str(error).split())}')
         elif self.failed == SHOWN:
             show('rbfly publish', 'more lines failed')
@@ -345,37 +334,9 @@ class Publishing:
 
     # -- what people see
 
-    @contextmanager
-    def progress(self) -> Iterator[None]:
-        """Show the progress on stderr, if that is a terminal."""
-        if self._job.quiet or not sys.stderr.isatty():
-            yield
-            return
-        task = asyncio.create_task(self._show_progress())
-        try:
-            yield
-        finally:
-            task.cancel()
-            self._clear()
-
-    async def _show_progress(self) -> None:
-        before, then = 0, self._start
-        while True:
-            await asyncio.sleep(INTERVAL)
-            now = self._loop.time()
-            rate = (self.confirmed - before) / (now - then)
-            before, then = self.confirmed, now
-            text = f'{self.confirmed:,} confirmed, {rate:,.0f}/s, {self._in_flight:,} in flight'
-            if self.failed:
-                text += f', {self.failed:,} failed'
-            sys.stderr.write(f'\r{text}\x1b[K')
-            sys.stderr.flush()
-
-    def _clear(self) -> None:
-        """Remove the line of progress."""
-        if not self._job.quiet and sys.stderr.isatty():
-            sys.stderr.write('\r\x1b[K')
-            sys.stderr.flush()
+    def _progress(self, rate: float) -> str:
+        text = f'{self.confirmed:,} confirmed, {rate:,.0f}/s, {self._in_flight:,} in flight'
+        return text + (f', {self.failed:,} failed' if self.failed else '')
 
     def report(self) -> None:
         """Print the result."""

@@ -330,7 +330,7 @@ class Lane:
     # -- confirms
 
     def _flush_soon(self) -> None:
-        """Send what is queued, and wait for its confirms in a task."""
+        """Send the queued outputs, and wait for their confirms in a task."""
         if self._flushes < FLUSHES and self.taken > self._flushed:
             self._flushes += 1
             self._flushed = self.taken
@@ -341,7 +341,7 @@ class Lane:
         self._confirm(taken)
         self._flushes -= 1
         self._room.set()
-        self._flush_soon()  # what was queued while all waits were in use
+        self._flush_soon()  # outputs that were queued while all waits were in use
 
     def _confirm(self, taken: int) -> None:
         """Note that all outputs of the messages before an offset are stored."""

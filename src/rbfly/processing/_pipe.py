@@ -127,8 +127,8 @@ async def pipe(
     :raises TypeError: an argument has another type.
     :raises ValueError: an argument is out of range.
 
-    The errors of `transform`, of the subscription and of the publisher end the pipe, too; a note
-    names the message.  The next run starts after the last message whose outputs are stored.
+    Errors of `transform`, the subscription and the publisher also end the pipe; a note names the
+    message.  The next run starts after the last message whose outputs are stored.
     """
     progress = PipeProgress() if progress is None else progress
     job = Pipe(

@@ -1,4 +1,4 @@
-"""One call of `process`: takes messages, stores offsets, and gives back what is not begun."""
+"""One call of `process`: takes messages, stores offsets, and returns messages not begun."""
 
 from __future__ import annotations
 

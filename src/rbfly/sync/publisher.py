@@ -100,7 +100,7 @@ class Publisher:
         """Send messages as fast as the window permits, and wait until all are confirmed.
 
         A list or tuple is the fastest.  The calling thread takes messages from an iterator, up to
-        2,000 ahead of what is sent: messages that were taken, but not sent when the call fails, are
+        2,000 before it sends them: if the call fails, messages that it has taken and not sent are
         lost to the program.
 
         :returns: number of messages sent.

@@ -94,7 +94,7 @@ async def confirmed(
 ) -> None:
     """Wait for a confirm; the caller gives up if the time is up, or if it is cancelled.
 
-    :param what: what was sent, for the error.
+    :param what: names the sent messages in the error.
     """
     try:
         if await in_time(wait, until):
