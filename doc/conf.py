@@ -98,15 +98,15 @@ def write_results(app: Sphinx) -> None:
     import proofs.page
 
     for module, pattern, name in (
-        (perf.report, 'perf/*.jsonl.xz', 'performance.rst'),
-        (proofs.page, 'proofs/*.json', 'proofs.rst'),
+        (perf.report, 'perf/*.jsonl.xz', 'internals/performance.rst'),
+        (proofs.page, 'proofs/*.json', 'internals/proofs.rst'),
     ):
         results = sorted((DOC / '_static').glob(pattern))
         sources = Path(module.__file__ or '').parent.glob('*.py')
         newest = max(path.stat().st_mtime for path in (*results, *sources))
         page = DOC / name
         if not page.exists() or page.stat().st_mtime < newest:
-            module.write(results, DOC)
+            module.write(results, page.parent)
 
 
 def setup(app: Sphinx) -> None:

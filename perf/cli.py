@@ -24,7 +24,7 @@ examples:
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
   python -m perf --resume                    resume the latest run
   python -m perf compare old.jsonl.xz new.jsonl.xz
-  python -m perf report run.jsonl.xz         write doc/performance.rst
+  python -m perf report run.jsonl.xz         write doc/internals/performance.rst
   python -m perf instructions                count the codec's instructions with valgrind
 
 Pass --uri, or set RBFLY_URI and RBFLY_KAFKA, to use running brokers. Otherwise brokers are
@@ -210,7 +210,7 @@ def do_report(args: argparse.Namespace) -> int:
     """Write performance.rst from result files only."""
     from . import report
 
-    print(report.write(args.files, args.out or environment.folder() / 'doc'))
+    print(report.write(args.files, args.out or environment.folder() / 'doc' / 'internals'))
     return 0
 
 

@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(title='commands', metavar='COMMAND', required=True)
     listing = commands.add_parser('list', help='list the proofs and their default settings')
     listing.set_defaults(func=do_list)
-    page = commands.add_parser('page', help='write doc/proofs.rst from result files')
+    page = commands.add_parser('page', help='write doc/internals/proofs.rst from result files')
     page.set_defaults(func=do_page)
     page.add_argument('files', type=Path, nargs='+', metavar='FILE')
     page.add_argument('--out', type=Path, metavar='FOLDER', help='default: doc')
@@ -78,8 +78,8 @@ def do_list(args: argparse.Namespace) -> int:
 
 
 def do_page(args: argparse.Namespace) -> int:
-    """Write doc/proofs.rst from result files only."""
-    print(page.write(args.files, args.out or environment.folder() / 'doc'))
+    """Write doc/internals/proofs.rst from result files only."""
+    print(page.write(args.files, args.out or environment.folder() / 'doc' / 'internals'))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The sessions of doc/command-line.rst; `python -m tests.command_page` writes their output."""
+"""The sessions of doc/operating/command-line.rst; `python -m tests.command_page` writes their output."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from rbfly.testing import StreamBroker
 from tests.command_line import Terminal, environment, terminal_process
 from tests.examples import ROOT
 
-PAGE = ROOT / 'doc' / 'command-line.rst'
+PAGE = ROOT / 'doc' / 'operating' / 'command-line.rst'
 BLOCK = re.compile(r'^\.\. code-block:: console\n\n((?: {3}.*\n|\n)+)', re.MULTILINE)
 COLUMNS = 85
 # What differs from run to run.

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 DISTRIBUTION: str = PROJECT['name']
-PAGES = [ROOT / 'README.md', *sorted((ROOT / 'doc').glob('*.rst'))]
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'doc').rglob('*.rst'))]
 MAIN = 'async def main(client: rbs.StreamsClient) -> None:'
 RUNNER = 'from example import main'  # the program that runs those with `main(client)`
 
@@ -26,17 +26,29 @@ def blocks(path: Path, language: str = 'python') -> list[tuple[int, str]]:
     return [(item.start(), re.sub(rf'^ {{{indent}}}', '', item[1], flags=re.M)) for item in found]
 
 
+def page_name(path: Path) -> str:
+    """Return the name of a page, such as `README.md` or `guides/testing.rst`."""
+    return str(path.relative_to(ROOT)).removeprefix('doc/')
+
+
 def examples() -> list[tuple[str, str]]:
     """Return the name and the code of each program, such as `README.md:0`."""
     return [
-        (f'{path.name}:{i}', code) for path in PAGES for i, (_, code) in enumerate(blocks(path))
+        (f'{page_name(path)}:{i}', code)
+        for path in PAGES
+        for i, (_, code) in enumerate(blocks(path))
     ]
+
+
+def is_test(code: str) -> bool:
+    """Whether a program is for pytest."""
+    return 'def test_' in code
 
 
 def installed(name: str) -> list[str]:
     """Return the packages that a page installs before a program; the checkout is `.`."""
     page, _, number = name.partition(':')
-    (path,) = [path for path in PAGES if path.name == page]
+    (path,) = [path for path in PAGES if page_name(path) == page]
     before = blocks(path)[int(number)][0]
     return [
         package
@@ -52,7 +64,7 @@ def write(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, code in examples():
-        (folder / f'{re.sub("[.:-]", "_", name)}.py').write_text(code)
+        (folder / f'{re.sub("[.:/-]", "_", name)}.py').write_text(code)
         if MAIN in code:
             (folder / 'example.py').write_text(code)
 

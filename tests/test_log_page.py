@@ -1,4 +1,4 @@
-"""doc/logs.rst explains every line that RbFly logs, except those at the level DEBUG."""
+"""doc/operating/logs.rst explains every line that RbFly logs, except those at the level DEBUG."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / 'doc' / 'logs.rst').read_text()
+PAGE = (ROOT / 'doc' / 'operating' / 'logs.rst').read_text()
 SOURCE = ROOT / 'src'
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -56,7 +56,7 @@ def test_codes_of_errors_are_found_where_the_errors_are() -> None:
 
 
 def test_documentation_lists_every_code() -> None:
-    text = (ROOT / 'doc' / 'api.rst').read_text()
+    text = (ROOT / 'doc' / 'reference' / 'api.rst').read_text()
     rows = re.findall(
         r'^   \* - `(\w+)`\n     - 0x(\w\w)\n     - (.*(?:\n       .*)*)$', text, re.M
     )

@@ -5,7 +5,7 @@ import re
 from brokers import RabbitMQ
 from tests.examples import PROJECT, ROOT
 
-PAGE = (ROOT / 'doc' / 'support.rst').read_text()
+PAGE = (ROOT / 'doc' / 'reference' / 'support.rst').read_text()
 # Columns of the rows: what it is, and whether and where it is tested.
 ROWS = dict(re.findall(r'^   \* - (.+)\n     - (CI|nightly|expected|no)$', PAGE, re.M))
 CI = (ROOT / '.ci' / 'run').read_text()
@@ -41,7 +41,7 @@ def test_oldest_rabbitmq_of_the_readme_has_a_row() -> None:
 def test_addresses_stand_in_the_metadata_only() -> None:
     """`[project.urls]` is their one place; a page that names another would be forgotten there."""
     urls = PROJECT.get('urls', {}).values()
-    pages = [*(ROOT / 'doc').glob('*.rst'), *ROOT.glob('*.md')]
+    pages = [*(ROOT / 'doc').rglob('*.rst'), *ROOT.glob('*.md')]
     for path in pages:
         assert not [url for url in urls if url in path.read_text()], path.name
         assert not re.search(r'\bsecurity@|mailto:', path.read_text()), path.name

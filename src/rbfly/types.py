@@ -84,7 +84,7 @@ class Model(Protocol):
 
 
 AMQPRecord: TypeAlias = Dataclass | Struct | Model
-"""An object with fields, which is sent as a map, see :doc:`types`."""
+"""An object with fields, which is sent as a map, see :doc:`/guides/types`."""
 
 AMQPBody: TypeAlias = (
     AMQPScalar | Described | AMQPArray | Sequence[Any] | Mapping[Any, Any] | AMQPRecord

@@ -10,7 +10,7 @@ from tests.brokers import until
 from tests.streams.test_user_programs import FOLDER, HANG, end, started
 from tests.super_streams import read_partition
 
-PAGE = Path(__file__).parents[2] / 'doc' / 'processing.rst'
+PAGE = Path(__file__).parents[2] / 'doc' / 'guides' / 'processing.rst'
 COUNT = 3000
 FAILING = 100  # every so often, an order has no id
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.examples
 
 COUNT = 50
 KILLS = 4
-PAGES = {'plain': 'getting-started', 'group': 'consumer-groups', 'super': 'super-streams'}
+PAGES = {'plain': 'start/', 'group': 'guides/consumer', 'super': 'guides/super'}
 
 
 def source(kind: str, stream: str) -> str:

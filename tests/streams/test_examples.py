@@ -4,8 +4,8 @@ Each one runs in an environment that holds only what its page has installed befo
 
 Examples with an in-memory broker run on that broker and on the broker of the tests.  Those that
 only define `main(client)` run with the program that the documentation shows for them.  The tests of
-doc/testing.rst are in tests/testing, those of doc/service.rst in tests/test_service.py.  Programs
-that run until they are stopped, with a function `work`, are tested in test_workers.py.
+documentation that are tests for pytest run in tests/testing, doc/operating/service.rst in
+tests/test_service.py.  Programs that run until they are stopped, with a function `work`, are tested in test_workers.py.
 """
 
 import re
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import python_for
-from tests.examples import DISTRIBUTION, MAIN, PAGES, RUNNER, examples
+from tests.examples import DISTRIBUTION, MAIN, PAGES, RUNNER, examples, is_test, page_name
 
 ADDRESS = 'rabbitmq-stream://guest:guest@localhost:5552/'
 IN_MEMORY = 'broker.uri'
@@ -24,9 +24,11 @@ WIDTH = 88  # characters of code that fit on a page in a window of 1,200 pixels
 
 pytestmark = pytest.mark.examples
 
-OTHERS = ('service.rst', 'testing.rst')  # tests of their own run these
+OTHERS = ('operating/service.rst',)  # tests of their own run these
 EXAMPLES = [
-    (name, code) for name, code in examples() if not name.startswith(OTHERS) and WORKER not in code
+    (name, code)
+    for name, code in examples()
+    if not name.startswith(OTHERS) and WORKER not in code and not is_test(code)
 ]
 (RUN,) = [code for _, code in EXAMPLES if RUNNER in code]
 
@@ -40,7 +42,7 @@ def test_examples_are_found() -> None:
 
 @pytest.mark.parametrize(
     ('name', 'expected'),
-    [('README.md:0', {DISTRIBUTION}), ('getting-started.rst:0', {DISTRIBUTION, 'uvloop'})],
+    [('README.md:0', {DISTRIBUTION}), ('start/getting-started.rst:0', {DISTRIBUTION, 'uvloop'})],
 )
 def test_environment_holds_only_what_the_page_installs(name: str, expected: set[str]) -> None:
     program = 'import importlib.metadata as m; print(*(item.name for item in m.distributions()))'
@@ -48,7 +50,7 @@ def test_environment_holds_only_what_the_page_installs(name: str, expected: set[
     assert {*printed.split()} == expected
 
 
-@pytest.mark.parametrize('path', PAGES[1:], ids=lambda path: path.name)
+@pytest.mark.parametrize('path', PAGES[1:], ids=page_name)
 def test_no_code_is_wider_than_the_page(path: Path) -> None:
     blocks = re.findall(
         r'^\.\. code-block:: (?:python|text)\n\n((?: {3}.*\n|\n)+)', path.read_text(), re.M

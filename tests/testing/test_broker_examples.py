@@ -1,4 +1,4 @@
-"""The tests in doc/testing.rst pass as printed, with what the page installs before each of them."""
+"""The tests in the documentation pass as printed, with what their page installs before them."""
 
 import subprocess
 from collections import defaultdict
@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.environments import python_for
-from tests.examples import ROOT, blocks, examples
+from tests.examples import ROOT, blocks, examples, is_test
 
 pytestmark = pytest.mark.examples
 
 
 def test_examples(tmp_path: Path) -> None:
-    [(_, settings)] = blocks(ROOT / 'doc/testing.rst', 'toml')
+    [(_, settings)] = blocks(ROOT / 'doc/guides/testing.rst', 'toml')
     (tmp_path / 'pyproject.toml').write_text(settings)
-    programs = [(name, code) for name, code in examples() if name.startswith('testing.rst')]
+    programs = [(name, code) for name, code in examples() if is_test(code)]
     files: dict[str, list[str]] = defaultdict(list)
     for number, (name, code) in enumerate(programs):
         file = f'test_example_{number}.py'

@@ -93,7 +93,7 @@ def streams_client(
     :param auth_mechanism: how to authenticate.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: name of the connections in the broker's management UI, and of the client
-        in the log, see :doc:`logs`; None for none.
+        in the log, see :doc:`/operating/logs`; None for none.
     :param connect_timeout: seconds until the first connect gives up with a
         :class:`~rbfly.error.ConnectTimeout`; None for no limit.  It does not apply to
         publishers opened with `wait=False`.
@@ -435,7 +435,7 @@ class StreamsClient(ClientBase):
         :param wait: wait until the broker has declared the publisher.  If false, return at once and
             connect in the background, without a time limit; see :ref:`connect-later`.
         :param codec: encodes the bodies of messages, for example as JSON; None for AMQP 1.0 values.
-            See :doc:`types`.
+            See :doc:`/guides/types`.
         :raises TypeError: an argument has the wrong type; `cls` is not derived from a publisher
             class of RbFly.
         :raises ValueError: an argument is out of range, or both sub-entries and filter values were
@@ -612,10 +612,10 @@ class StreamsClient(ClientBase):
         :param group: a consumer group: its name, or :class:`Group`.  Of its members, one at a time
             receives the messages of the stream, or of each partition; it starts after the offset
             stored under the group's name, or at the offset that the function given as `offset`
-            returns.  See :doc:`consumer-groups`.
+            returns.  See :doc:`/guides/consumer-groups`.
         :param type: type of the bodies, which are checked: a dataclass, a Struct of msgspec, a
             TypedDict, a model of pydantic, or another annotation; None for what the messages
-            contain.  See :doc:`types`.
+            contain.  See :doc:`/guides/types`.
         :param codec: decodes the bodies of messages, for example from JSON; None for AMQP 1.0
             values.
         :raises TypeError: an argument has the wrong type, or `type` cannot be decoded.
