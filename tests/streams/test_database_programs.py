@@ -29,7 +29,7 @@ pytestmark = pytest.mark.examples
 
 COUNT = 50
 KILLS = 4
-PAGES = {'plain': 'start/', 'group': 'guides/consumer', 'super': 'guides/super'}
+PAGES = {'plain': 'guides/offsets', 'group': 'guides/consumer', 'super': 'guides/super'}
 
 
 def source(kind: str, stream: str) -> str:
