@@ -207,7 +207,7 @@ def do_instructions(args: argparse.Namespace) -> int:
 
 
 def do_report(args: argparse.Namespace) -> int:
-    """Write performance.rst from result files only."""
+    """Write performance.rst, and the pages of studies, from result files only."""
     from . import report
 
     print(report.write(args.files, args.out or environment.folder() / 'doc' / 'internals'))

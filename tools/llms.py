@@ -11,7 +11,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.writers.text import TextTranslator
 
-RESULTS = ('internals/performance', 'internals/proofs')  # thousands of rows of tables
+# thousands of rows of tables
+RESULTS = ('internals/performance', 'internals/studies/', 'internals/proofs')
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def write(app: Sphinx, error: Exception | None) -> None:
         return
     folder = Path(app.outdir)
     (folder / 'llms.txt').write_text(index(app), encoding='utf-8')
-    texts = [text_of(app, name) for name in pages(app) if name not in RESULTS]
+    texts = [text_of(app, name) for name in pages(app) if not name.startswith(RESULTS)]
     (folder / 'llms-full.txt').write_text('\n\n'.join(texts), encoding='utf-8')
 
 

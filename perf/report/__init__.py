@@ -1,5 +1,6 @@
-"""The report: a page of the documentation, created from result files only."""
+"""The report: pages of the documentation, created from result files only."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,14 +11,22 @@ __all__ = ['Report', 'write']
 
 
 def write(paths: Sequence[Path], folder: Path) -> Path:
-    """Write the page into a source folder of the documentation; return its path.
+    """Write the pages into a source folder of the documentation; return the path of the first.
+
+    Each study has a page in the folder `studies`.
 
     :param paths: result files; if two of them measured the same kind of work, the report shows the
         later results.
     :raises CommandError: no lane has results.
     """
-    text = page.compose(Report.read(paths))
-    folder.mkdir(parents=True, exist_ok=True)
+    report = Report.read(paths)
+    text = page.compose(report)
+    studies = folder / page.STUDIES
+    shutil.rmtree(studies, ignore_errors=True)
+    studies.mkdir(parents=True)
+    for name in page.studies(report):
+        study = page.compose_study(report, name)
+        (studies / f'{name}.rst').write_text(study, encoding='utf-8')
     path = folder / 'performance.rst'
     path.write_text(text, encoding='utf-8')
     return path

@@ -12,6 +12,7 @@ from .rst import bullets, capital, code, heading, moment, names, paragraph, plai
 from .svg import Figure
 
 LEVEL = f'{stats.LEVEL * 100:.0f} %'
+STUDIES = 'studies'  # folder of their pages
 LOAD = 0.5  # the page warns about a higher load per CPU
 
 # RbFly's goals: two lanes, the minimum ratio of their rates, and the maximum ratio of CPU time.
@@ -83,16 +84,44 @@ def compose(report: Report) -> str:
         *heading('Performance', '='),
         *introduction(report),
     ]
+    found = studies(report)
     for scenario, about in report.scenarios.items():
-        lines += heading(about.title)
-        lines += paragraph(sentence(about.about))
-        lines += results(report, scenario)
+        if scenario not in found:
+            lines += heading(about.title)
+            lines += paragraph(sentence(about.about))
+            lines += results(report, scenario)
+    if found:
+        lines += heading('Studies')
+        lines += paragraph('Each of these varies one thing, such as the size of messages:')
+        lines += ('.. toctree::', '   :maxdepth: 1', '')
+        lines += (*(f'   {STUDIES}/{scenario}' for scenario in found), '')
     lines += [*goals(report), *method(report), *surroundings(report)]
     lines += heading('Published elsewhere')
     lines += paragraph(
         'Rates measured on other machines, with other versions or settings, are not comparable:'
     )
     lines += bullets(PUBLISHED)
+    return '\n'.join(lines).rstrip('\n') + '\n'
+
+
+def studies(report: Report) -> list[str]:
+    """The scenarios that have a page of their own."""
+    return [name for name, about in report.scenarios.items() if about.axis]
+
+
+def compose_study(report: Report, scenario: str) -> str:
+    """Write the page of a study."""
+    about = report.scenarios[scenario]
+    lines = [
+        '.. Written by `python -m perf report` from result files; do not edit.',
+        '',
+        *heading(about.title, '='),
+        *paragraph(sentence(about.about)),
+        *results(report, scenario),
+        *paragraph(
+            ':doc:`../performance` explains lanes, floors and intervals, and how this was measured.'
+        ),
+    ]
     return '\n'.join(lines).rstrip('\n') + '\n'
 
 
