@@ -352,7 +352,7 @@ def test_page_omits_scenarios_without_results(tmp_path: Path) -> None:
 
 
 def test_sphinx_builds_the_page(doc: Path, tmp_path: Path) -> None:
-    build(doc, 'performance', tmp_path / 'html')
+    assert build(doc, 'performance', tmp_path / 'html').count('class="perf-figure"') == 1
     for scenario in STUDIES:
         built = (tmp_path / 'html' / 'studies' / f'{scenario}.html').read_text()
         assert built.count('class="perf-figure"') == 1
