@@ -4,7 +4,7 @@ Each one runs in an environment that holds only what its page has installed befo
 
 Examples with an in-memory broker run on that broker and on the broker of the tests.  Those that
 only define `main(client)` run with the program that the documentation shows for them.  The tests of
-documentation that are tests for pytest run in tests/testing, doc/operating/service.rst in
+documentation that are tests for pytest run in tests/testing, doc/recipes/web-service.rst in
 tests/test_service.py.  Programs that run until they are stopped, with a function `work`, are tested in test_workers.py.
 """
 
@@ -24,7 +24,7 @@ WIDTH = 88  # characters of code that fit on a page in a window of 1,200 pixels
 
 pytestmark = pytest.mark.examples
 
-OTHERS = ('operating/service.rst',)  # tests of their own run these
+OTHERS = ('recipes/web-service.rst',)  # tests of their own run these
 EXAMPLES = [
     (name, code)
     for name, code in examples()
