@@ -7,7 +7,7 @@ import rbfly.streams as rbs
 
 
 async def publish(client: rbs.StreamsClient, stream: str) -> None:
-    await client.create_stream(stream, max_length_bytes=20 * 2**30)
+    await client.create_stream(stream)
     async with client.publisher(stream) as publisher:
         await publisher.send_many({'id': i} for i in range(10))
 
