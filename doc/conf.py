@@ -11,13 +11,13 @@ from sphinx.util.inspect import TypeAliasForwardRef
 from rbfly import __version__
 
 DOC = Path(__file__).resolve().parent
-sys.path.append(str(DOC.parent))  # of the benchmark and the proofs, which write pages
+sys.path.append(str(DOC.parent))  # of the benchmark and the proofs, which write pages, and tools
 
 project = 'RbFly'
 author = 'RbFly contributors'
 project_copyright = author
 version = release = __version__
-extensions = ['sphinx.ext.autodoc']
+extensions = ['sphinx.ext.autodoc', 'tools.llms']
 exclude_patterns = ['_build']
 html_theme = 'furo'
 html_title = 'RbFly'

@@ -291,7 +291,8 @@ def command(run: Run) -> str:
 def method(report: Report) -> Iterator[str]:
     yield from heading('Method')
     yield from paragraph(
-        'To repeat the measurements, set up a checkout as described in the README, and run there:'
+        'To repeat the measurements, install what the page "Measure it yourself" says, and run in a'
+        ' checkout:'
     )
     yield from ('.. code-block:: sh', '')
     for run in report.runs:

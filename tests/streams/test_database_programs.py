@@ -29,7 +29,10 @@ pytestmark = pytest.mark.examples
 
 COUNT = 50
 KILLS = 4
-PAGES = {'plain': 'start/', 'group': 'guides/consumer', 'super': 'guides/super'}
+PAGES = {'plain': 'guides/offsets', 'group': 'guides/consumer', 'super': 'guides/offsets'}
+# As the page says how to read a super stream.
+ONE_STREAM = "client.subscribe('orders', offset=start)"
+SUPER_STREAM = "client.super_stream('orders').subscribe(offset=start)"
 
 
 def source(kind: str, stream: str) -> str:
@@ -39,7 +42,11 @@ def source(kind: str, stream: str) -> str:
         for page, code in examples()
         if page.startswith(PAGES[kind]) and 'UPDATE positions' in code
     ]
-    return code[: code.index('async def main(')].replace("'orders'", repr(stream))
+    code = code[: code.index('async def main(')]
+    if kind == 'super':
+        assert ONE_STREAM in code
+        code = code.replace(ONE_STREAM, SUPER_STREAM)
+    return code.replace("'orders'", repr(stream))
 
 
 # Runs a program, and sends a signal to its own process in the middle of a transaction.
@@ -65,14 +72,10 @@ import asyncio
 async def run():
     async with rbs.streams_client(os.environ['URI']) as client:
         with closing(sqlite3.connect('orders.db')) as db:
-            await COPY(client, db)
+            await work(client, db)
 
 asyncio.run(run())
 """
-
-
-def name(kind: str) -> str:
-    return 'copy_all' if kind == 'super' else 'work'
 
 
 Hook = Callable[[rbs.MessageBatch, Any], Awaitable[None]]
@@ -130,7 +133,7 @@ class Program:
         namespace: dict[str, Any] = {}
         exec(source(kind, stream), namespace)
         self.client = Paused(client, size, self._hook, **options)
-        self._copy = namespace[name(kind)]
+        self._copy = namespace['work']
         self._db = db
         self.task = asyncio.create_task(self._run())
 
@@ -296,7 +299,7 @@ class Process:
     """A program in a process of its own."""
 
     def __init__(self, kind: str, uri: str, stream: str, folder: Path) -> None:
-        self._code = PRELUDE + source(kind, stream) + RUN.replace('COPY', name(kind))
+        self._code = PRELUDE + source(kind, stream) + RUN
         self._uri, self._folder = uri, folder
 
     async def start(self, number: int = 0, batches: int = 0) -> asyncio.subprocess.Process:
@@ -339,10 +342,9 @@ async def test_signals_in_the_middle_of_a_batch(
             assert status == (0 if (kind, number) == ('group', signal.SIGTERM) else -number)
         last = await start()
         await all_copied(database, count)
-        if kind != 'super':  # that one ends
-            last.terminate()
+        last.terminate()
         async with asyncio.timeout(HANG):
-            assert await last.wait() == (-signal.SIGTERM if kind == 'plain' else 0)
+            assert await last.wait() == (0 if kind == 'group' else -signal.SIGTERM)
     finally:
         for process in started:
             if process.returncode is None:

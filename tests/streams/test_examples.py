@@ -3,13 +3,15 @@
 Each one runs in an environment that holds only what its page has installed before it.
 
 Examples with an in-memory broker run on that broker and on the broker of the tests.  Those that
-only define `main(client)` run with the program that the documentation shows for them.  The tests of
-documentation that are tests for pytest run in tests/testing, doc/recipes/web-service.rst in
-tests/test_service.py.  Programs that run until they are stopped, with a function `work`, are tested in test_workers.py.
+only define `main(client)` run with the program that the documentation shows for them.  Examples for
+pytest run in tests/testing, and the service in tests/test_service.py.  Programs that run until they
+are stopped, with a function `work`, are tested in test_workers.py.
 """
 
 import re
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,30 @@ EXAMPLES = [
     if not name.startswith(OTHERS) and WORKER not in code and not is_test(code)
 ]
 (RUN,) = [code for _, code in EXAMPLES if RUNNER in code]
+# A page that shows what a program prints says so between the two.
+OUTPUT = re.compile(
+    r'^\.\. code-block:: python\n\n((?: {3}.*\n|\n)+)It prints:\n\n'
+    r'\.\. code-block:: text\n\n((?: {3}.*\n|\n)+)',
+    re.M,
+)
+OUTPUTS = [
+    (page_name(path), code, output)
+    for path in PAGES
+    for code, output in OUTPUT.findall(path.read_text())
+]
+IN_MEMORY_RUN = """
+
+import asyncio
+from rbfly.testing import StreamBroker
+
+async def run(uri: str) -> None:
+    async with rbs.streams_client(uri) as client:
+        await client.create_stream('orders')
+        await main(client)
+
+with StreamBroker() as broker:
+    asyncio.run(run(broker.uri))
+"""
 
 
 def test_examples_are_found() -> None:
@@ -42,7 +68,7 @@ def test_examples_are_found() -> None:
 
 @pytest.mark.parametrize(
     ('name', 'expected'),
-    [('README.md:0', {DISTRIBUTION}), ('start/getting-started.rst:0', {DISTRIBUTION, 'uvloop'})],
+    [('README.md:0', {DISTRIBUTION}), ('guides/speed.rst:0', {DISTRIBUTION, 'uvloop'})],
 )
 def test_environment_holds_only_what_the_page_installs(name: str, expected: set[str]) -> None:
     program = 'import importlib.metadata as m; print(*(item.name for item in m.distributions()))'
@@ -80,6 +106,15 @@ def test_example(name: str, code: str, broker_uri: str, stream_name: str, tmp_pa
     if IN_MEMORY in code:
         code = code.replace(IN_MEMORY, repr(broker_uri))
         check(name, python, code.replace("'orders'", repr(stream_name + '-own')), tmp_path)
+
+
+@pytest.mark.parametrize(('name', 'code', 'expected'), OUTPUTS, ids=[item[0] for item in OUTPUTS])
+def test_output_of_example(name: str, code: str, expected: str) -> None:
+    code = textwrap.dedent(code)
+    if MAIN in code:
+        code += IN_MEMORY_RUN
+    printed = subprocess.check_output([sys.executable, '-c', code], text=True, timeout=60)
+    assert printed.strip() == textwrap.dedent(expected).strip()
 
 
 def check(name: str, python: str, code: str, folder: Path) -> None:

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.examples
 
 
 def test_examples(tmp_path: Path) -> None:
-    [(_, settings)] = blocks(ROOT / 'doc/guides/testing.rst', 'toml')
+    pages = {name.partition(':')[0] for name, code in examples() if is_test(code)}
+    (settings,) = {code for page in pages for _, code in blocks(ROOT / 'doc' / page, 'toml')}
     (tmp_path / 'pyproject.toml').write_text(settings)
     programs = [(name, code) for name, code in examples() if is_test(code)]
     files: dict[str, list[str]] = defaultdict(list)
