@@ -1,4 +1,7 @@
-"""The sessions of doc/operating/command-line.rst; `python -m tests.command_page` writes their output."""
+"""The sessions of doc/operating/command-line.rst.
+
+`python -m tests.command_page` writes their output.
+"""
 
 import os
 import re

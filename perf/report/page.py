@@ -82,13 +82,12 @@ def compose(report: Report) -> str:
         '',
         *heading('Performance', '='),
         *introduction(report),
-        *goals(report),
     ]
     for scenario, about in report.scenarios.items():
         lines += heading(about.title)
         lines += paragraph(sentence(about.about))
         lines += results(report, scenario)
-    lines += [*method(report), *surroundings(report)]
+    lines += [*goals(report), *method(report), *surroundings(report)]
     lines += heading('Published elsewhere')
     lines += paragraph(
         'Rates measured on other machines, with other versions or settings, are not comparable:'
@@ -100,14 +99,13 @@ def compose(report: Report) -> str:
 def introduction(report: Report) -> Iterator[str]:
     yield from paragraph(
         'The speed of RbFly, of other clients, and of programs without a client library. All'
-        ' numbers are computed from the result files below. Rates are medians over the rounds, with'
-        f' {LEVEL} intervals in brackets and as lines in the figures. A *lane* is one library doing'
-        ' one kind of work. A *floor* is a program without a client library that exchanges the same'
-        ' frames with the broker: its rate is the most that broker, network and event loop allow.'
+        ' numbers are computed from result files, see Method_. Rates are medians over the rounds,'
+        f' with {LEVEL} intervals in brackets and as lines in the figures. A *lane* is one library'
+        ' doing one kind of work. A *floor* is a program without a client library that exchanges the'
+        ' same frames with the broker: its rate is the most that broker, network and event loop allow.'
         " The last columns of tables divide RbFly's rate and CPU by those of the lane; ratios of"
         ' rates are bold where RbFly is slower.'
     )
-    yield from bullets(summary(run) for run in report.runs if run.kinds)
     if found := overview(report):
         yield from embed(found, "RbFly's rate divided by the rates of other libraries")
 
@@ -299,6 +297,8 @@ def method(report: Report) -> Iterator[str]:
         yield from (f'   {line}' for line in command(run).split('\n'))
     yield ''
     yield from bullets(METHOD)
+    yield from paragraph('The result files:')
+    yield from bullets(summary(run) for run in report.runs if run.kinds)
     yield from heading('How each library is used', '~')
     groups: dict[tuple[str, str, str], dict[str, None]] = {}
     for lane in report.all_lanes():
