@@ -7,6 +7,7 @@ import sys
 
 import pika
 import rbfly.streams as rbs
+from rbfly.types import Symbol
 
 
 def bind(amqp_uri: str, exchange: str, stream: str) -> None:
@@ -27,7 +28,7 @@ async def read(uri: str, stream: str) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, messages.stop)
         async for message in messages.messages():
-            key = message.annotations['x-routing-key']
+            key = message.annotations[Symbol('x-routing-key')]
             region = message.app_properties.get('region')  # a header
             print(key, region, json.loads(message.body), flush=True)
 
