@@ -18,8 +18,7 @@ GUIDES = ROOT / 'doc' / 'guides'
 GENERATED = ('internals/performance.rst', 'internals/proofs.rst')
 PAGES = [
     path
-    for folder in ('start', 'guides', 'internals')
-    for path in sorted((ROOT / 'doc' / folder).glob('*.rst'))
+    for path in sorted((ROOT / 'doc').glob('*/*.rst'))
     if path.name != 'index.rst' and page_name(path) not in GENERATED
 ]
 # Rows of the tree: its level, the class, and whether the call may be repeated.

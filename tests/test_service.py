@@ -29,7 +29,7 @@ from tests.environments import python_for
 from tests.examples import examples
 from tests.streams.publish.test_publish import stored
 
-[(NAME, PROGRAM)] = [item for item in examples() if item[0].startswith('operating/service.rst')]
+[(NAME, PROGRAM)] = [item for item in examples() if item[0].startswith('recipes/web-service.rst')]
 
 PING = 1.0  # seconds; the timeout of the health check
 SLACK = 4.0  # seconds that a busy machine may add; less than any timeout that must not apply

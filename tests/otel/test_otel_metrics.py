@@ -321,7 +321,7 @@ async def test_alerts_name_metrics_that_exist() -> None:
     ):
         await exchange(client, 'orders', 10)
         shown = {name for name, _ in SAMPLE.findall(generate_latest(registry).decode())}
-    page = (Path(__file__).parents[2] / 'doc' / 'operating' / 'operation.rst').read_text()
+    page = (Path(__file__).parents[2] / 'doc' / 'operating' / 'monitoring.rst').read_text()
     named = {*re.findall(r'\brabbitmq_stream_\w+', page)}
     assert len(named) > 5
     assert named <= shown

@@ -7,8 +7,8 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
-from tests.streams.test_user_programs import FOLDER, HANG, end, started
 from tests.super_streams import read_partition
+from tests.user_programs import FOLDER, HANG, end, started
 
 PAGE = Path(__file__).parents[2] / 'doc' / 'guides' / 'processing.rst'
 COUNT = 3000

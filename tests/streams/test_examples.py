@@ -26,7 +26,7 @@ WIDTH = 88  # characters of code that fit on a page in a window of 1,200 pixels
 
 pytestmark = pytest.mark.examples
 
-OTHERS = ('operating/service.rst',)  # tests of their own run these
+OTHERS = ('recipes/web-service.rst',)  # tests of their own run these
 EXAMPLES = [
     (name, code)
     for name, code in examples()

@@ -5,75 +5,23 @@ Each one runs unchanged, in processes of its own.
 
 import asyncio
 import contextlib
-import csv
-import os
-import runpy
 import signal
 import sqlite3
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest import mock
-from urllib.parse import urlsplit
 
 import pytest
-import rstream
 
 import rbfly.streams as rbs
-from brokers.proxy import Direction, Proxy
+from brokers.proxy import Proxy
 from tests.brokers import until
 from tests.super_streams import read_partition
-
-HANG = 60.0  # seconds; only a bug makes a test wait that long
-FOLDER = Path(__file__).parents[1] / 'programs'
-PYTHON = (sys.executable, '-X', 'dev', '-W', 'error')
-
-
-@contextlib.asynccontextmanager
-async def started(
-    name: str, *arguments: object, output: Path | None = None
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program; kill it at the end.
-
-    :param output: file for what it prints; None for a pipe.
-    """
-    with contextlib.ExitStack() as stack:
-        target = (
-            asyncio.subprocess.PIPE if output is None else stack.enter_context(output.open('ab'))
-        )
-        process = await asyncio.create_subprocess_exec(
-            *PYTHON,
-            str(FOLDER / f'{name}.py'),
-            *map(str, arguments),
-            stdout=target,
-            env=os.environ | {'PYTHONUNBUFFERED': '1'},
-        )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def run(name: str, *arguments: object) -> list[str]:
-    """Run a program to its end; return the lines that it prints."""
-    async with started(name, *arguments) as process, asyncio.timeout(HANG):
-        printed, _ = await process.communicate()
-    assert process.returncode == 0
-    return printed.decode().splitlines()
-
-
-async def end(process: asyncio.subprocess.Process) -> None:
-    """Stop a program by SIGTERM."""
-    process.terminate()
-    async with asyncio.timeout(HANG):
-        assert await process.wait() == 0
+from tests.user_programs import HANG, end, run, started
 
 
 async def test_first_publisher(
@@ -143,49 +91,6 @@ async def test_request_handler(client: rbs.StreamsClient, stream: str, proxy: Pr
     assert by_status[201] <= found
     assert not by_status[503] & found
     assert found <= by_status[201] | by_status[504]
-
-
-@pytest.mark.parametrize('count', [20_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
-async def test_loader(
-    count: int,
-    client: rbs.StreamsClient,
-    stream: str,
-    proxy: Proxy,
-    tmp_path: Path,
-    rng: Random,
-) -> None:
-    """Each row is stored once, although the loader is killed while the broker stores its rows."""
-    path = tmp_path / 'orders.csv'
-    with path.open('w', newline='') as file:
-        rows = csv.writer(file)
-        rows.writerow(['id', 'item'])
-        rows.writerows([i, 'book'] for i in range(count))
-
-    limits: list[int] = []  # bytes after which to kill the loader
-
-    def watch(number: int, direction: Direction, data: bytes) -> None:
-        if limits and proxy.bytes['up'] > limits[0]:
-            limits.clear()
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-
-    proxy.watch = watch
-    statuses = []
-    for _ in range(3):
-        async with started('loader', proxy.uri, stream, path) as process:
-            # a row has at least 30 bytes
-            limits[:] = [proxy.bytes['up'] + rng.randrange(10 * count)]
-            async with asyncio.timeout(2 * HANG):
-                statuses.append(await process.wait())
-    assert statuses[0] == -signal.SIGKILL
-    limits.clear()
-    await run('loader', proxy.uri, stream, path)
-    expected = 0
-    async for batch in client.subscribe(stream, offset=rbs.Offset.FIRST, until='now').batches():
-        for row in batch:
-            assert row == {'id': str(expected), 'item': 'book'}
-            expected += 1
-    assert expected == count
 
 
 async def publish_orders(orders: rbs.SuperStream, stop: asyncio.Event) -> int:
@@ -396,164 +301,6 @@ async def test_monitor(
         await printed(f' messages, {group} is behind by 0\n')
         await end(process)
     assert output.read_text().count(f'{stream}: Deactivated in monitor\n') == 2
-
-
-@pytest.mark.parametrize('first', ['before', 'after'])
-async def test_migration_from_rstream(
-    first: str, client: rbs.StreamsClient, broker_uri: str, stream_name: str, tmp_path: Path
-) -> None:
-    """Both programs print the same; each continues where the other one has stopped."""
-    parts = urlsplit(broker_uri)
-    output = tmp_path / 'output'
-    output.touch()
-    addresses = {'before': (parts.hostname, parts.port), 'after': (broker_uri,)}
-    names = ['before', 'after'] if first == 'before' else ['after', 'before']
-
-    def lines() -> list[str]:
-        return output.read_text().splitlines()
-
-    async def consume(name: str) -> None:
-        """Run a program until it has read ten more orders."""
-        wanted = len(lines()) + 10
-        address = addresses[name]
-        async with started(
-            f'rstream_{name}', 'consume', *address, stream_name, output=output
-        ) as it:
-            await until(lambda: len(lines()) >= wanted, 'ten orders are read')
-            await end(it)
-        assert await client.read_offset(stream_name, 'billing') == int(lines()[-1].split()[0])
-
-    for name in names:
-        await run(f'rstream_{name}', 'publish', *addresses[name], stream_name)
-        await consume(name)
-    orders = [line.split(maxsplit=1)[1] for line in lines()]
-    assert orders == [f"{{'id': {i}}} emea" for i in (*range(10), *range(10))]
-
-
-async def test_route_of_rstream(
-    client: rbs.StreamsClient, super_stream: str, broker_uri: str
-) -> None:
-    """The documented function chooses the partition that rstream chooses."""
-    route = runpy.run_path(str(FOLDER / 'rstream_route.py'))['route']
-    parts = urlsplit(broker_uri)
-
-    async def key(message: rstream.AMQPMessage) -> str:
-        return str(message.application_properties['customer'])
-
-    numbers = range(30)
-    async with rstream.SuperStreamProducer(
-        parts.hostname or '',
-        parts.port or 0,
-        username='guest',
-        password='guest',
-        super_stream=super_stream,
-        routing_extractor=key,
-    ) as producer:
-        for i in numbers:
-            properties = {'customer': f'customer {i}'}
-            message = rstream.AMQPMessage(body=b'%d' % i, application_properties=properties)
-            await producer.send(message)
-    orders = client.super_stream(super_stream)
-    async with orders.publisher(route=route) as publisher:
-        for i in numbers:
-            properties = {'customer': f'customer {i}'}
-            await publisher.send(rbs.Message(b'%d' % i, app_properties=properties))
-    partitions = await orders.partitions()
-    for partition in partitions:
-        found = await read_partition(client, partition)
-        half = len(found) // 2
-        assert found[:half] == found[half:]
-    assert sum(
-        [len(await read_partition(client, partition)) for partition in partitions]
-    ) == 2 * len(numbers)
-
-
-def by_partition(lines: list[str]) -> dict[str, list[str]]:
-    """Return the orders that a program has printed, by partition."""
-    found: dict[str, list[str]] = {}
-    for line in lines:
-        partition, order = line.split(maxsplit=1)
-        found.setdefault(partition, []).append(order)
-    return found
-
-
-async def kafka_program(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Run the program for Kafka with its clients replaced; return what it prints.
-
-    The replacements check the arguments of each call.
-    """
-    from aiokafka import ConsumerRecord, TopicPartition  # of the extra `perf`
-
-    program = runpy.run_path(str(FOLDER / 'aiokafka_before.py'))
-    names = ('AIOKafkaProducer', 'AIOKafkaConsumer', 'AIOKafkaAdminClient')
-    classes = {name: mock.create_autospec(program[name]) for name in names}
-    producer, consumer, admin = (item.return_value for item in classes.values())
-    for item in (producer, consumer):
-        item.__aenter__.return_value = item
-    program['publish'].__globals__.update(classes)
-    await program['publish']('localhost:9092', 'orders')
-    admin.create_topics.assert_awaited_once()
-    producer.flush.assert_awaited_once()
-    values = [call.args[1] for call in producer.send.await_args_list]
-
-    records = [
-        ConsumerRecord('orders', 0, i, 0, 0, b'', value, None, 0, len(value), ())
-        for i, value in enumerate(values)
-    ]
-    answers = [{TopicPartition('orders', 0): records}]
-
-    async def getmany(timeout_ms: int) -> dict[Any, Any]:
-        if answers:
-            return answers.pop()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(timeout_ms / 1000)
-        return {}
-
-    consumer.getmany.side_effect = getmany
-    await program['consume']('localhost:9092', 'orders')
-    consumer.commit.assert_awaited()
-    return capsys.readouterr().out.splitlines()
-
-
-async def test_migration_from_aiokafka(
-    client: rbs.StreamsClient,
-    broker_uri: str,
-    stream_name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Both programs print the same orders, those of a customer in order."""
-    output = tmp_path / 'output'
-    output.touch()
-
-    def lines() -> list[str]:
-        return output.read_text().splitlines()
-
-    orders = client.super_stream(stream_name)
-    try:
-        await run('aiokafka_after', 'publish', broker_uri, stream_name)
-        for count in (100, 200):  # the second one continues after the first one
-            arguments = 'consume', broker_uri, stream_name
-            async with started('aiokafka_after', *arguments, output=output) as process:
-                await until(lambda count=count: len(lines()) >= count, 'all is read')  # type: ignore[misc]
-                await end(process)
-            await run('aiokafka_after', 'publish', broker_uri, stream_name)
-        found = by_partition(lines())
-        assert {*found} <= {*await orders.partitions()}
-        assert len(found) > 1
-        from_kafka = await kafka_program(capsys)
-        [before] = by_partition(from_kafka).values()
-        for customer in range(10):
-            wanted = of_customer(customer, before)
-            assert len(wanted) == 10
-            [part] = [of_customer(customer, part) for part in found.values() if wanted[0] in part]
-            assert part == wanted * 2
-    finally:
-        await orders.delete()
-
-
-def of_customer(number: int, orders: list[str]) -> list[str]:
-    return [order for order in orders if f"'customer {number}'" in order]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,393 @@
+"""The programs of `examples`, which the recipes show: killed, started again, and right."""
+
+import asyncio
+import contextlib
+import csv
+import json
+import os
+import runpy
+import shutil
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pika
+import pytest
+import trustme
+
+import rbfly.streams as rbs
+from brokers import RabbitMQ
+from brokers.proxy import Direction, Proxy
+from rbfly.amqp import AMQPProperties
+from rbfly.testing import StreamBroker
+from tests.brokers import until
+from tests.super_streams import read_partition
+from tests.user_programs import EXAMPLES, HANG, end, run, started
+
+
+@pytest.mark.parametrize('count', [20_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
+async def test_loader(
+    count: int,
+    client: rbs.StreamsClient,
+    stream: str,
+    proxy: Proxy,
+    tmp_path: Path,
+    rng: Random,
+) -> None:
+    """Each row is stored once, although the loader is killed while the broker stores its rows."""
+    path = tmp_path / 'orders.csv'
+    with path.open('w', newline='') as file:
+        rows = csv.writer(file)
+        rows.writerow(['id', 'item'])
+        rows.writerows([i, 'book'] for i in range(count))
+
+    limits: list[int] = []  # bytes after which to kill the loader
+
+    def watch(number: int, direction: Direction, data: bytes) -> None:
+        if limits and proxy.bytes['up'] > limits[0]:
+            limits.clear()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    proxy.watch = watch
+    statuses = []
+    for _ in range(3):
+        async with started('examples/loader', proxy.uri, stream, path) as process:
+            # a row has at least 30 bytes
+            limits[:] = [proxy.bytes['up'] + rng.randrange(10 * count)]
+            async with asyncio.timeout(2 * HANG):
+                statuses.append(await process.wait())
+    assert statuses[0] == -signal.SIGKILL
+    limits.clear()
+    await run('examples/loader', proxy.uri, stream, path)
+    expected = 0
+    async for batch in client.subscribe(stream, offset=rbs.Offset.FIRST, until='now').batches():
+        for row in batch:
+            assert row == {'id': str(expected), 'item': 'book'}
+            expected += 1
+    assert expected == count
+
+
+# -- the worker
+
+
+async def test_worker_works_on_each_order_once_and_puts_bad_ones_aside(
+    client: rbs.StreamsClient, broker_uri: str, stream: str, tmp_path: Path
+) -> None:
+    output = tmp_path / 'output'
+    output.touch()
+    failed = f'{stream}-failed'
+    orders = [
+        {'id': i, 'customer': f'customer {i % 7}', 'amount': -1.0 if i % 20 == 3 else 2.5}
+        for i in range(60)
+    ]
+    good = [order['id'] for order in orders if order['amount'] == 2.5]
+
+    def billed() -> list[int]:
+        lines = output.read_text().splitlines()
+        return [int(line.split()[1]) for line in lines if line.startswith('billed')]
+
+    async with client.publisher(stream) as publisher:
+        await publisher.send_many(orders)
+    try:
+        async with started('examples/worker', broker_uri, stream, output=output) as process:
+            await until(lambda: len(billed()) >= 20, 'some orders are billed')
+            await end(process)
+        async with started('examples/worker', broker_uri, stream, output=output) as process:
+            await until(lambda: len(billed()) >= len(good), 'all orders are billed')
+            async with client.subscribe(failed, offset=rbs.Offset.FIRST) as letters:
+                source = letters.messages()
+                found = [await anext(source) for _ in range(3)]
+            await end(process)
+    finally:
+        await client.delete_stream(failed)
+    assert {message.body['id'] for message in found} == {3, 23, 43}
+    assert found[0].app_properties['dead-letter-reason'] == 'ValueError: the amount is -1.0'
+    assert sorted(billed()) == good
+    for customer in range(7):
+        numbers = [i for i in billed() if i % 7 == customer]
+        assert numbers == sorted(numbers)
+
+
+# -- rows and offset in one transaction
+
+
+class Table:
+    """A table that programs fill, read while they run."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; none while there is no table."""
+        with contextlib.closing(sqlite3.connect(self.path, timeout=HANG)) as db:
+            with contextlib.suppress(sqlite3.OperationalError):
+                return db.execute(sql).fetchall()
+        return []
+
+    def count(self) -> int:
+        return sum(count for (count,) in self.query(f'SELECT count(*) FROM {self.name}'))
+
+
+async def test_each_order_has_one_row(
+    client: rbs.StreamsClient, broker_uri: str, stream: str, tmp_path: Path, rng: Random
+) -> None:
+    """Although processes are killed, and two of them run at once."""
+    table = Table(tmp_path / 'orders.db', 'orders')
+    arguments = 'examples/rows', broker_uri, stream, table.path
+    count = 20_000
+
+    async def publish(start: int) -> None:
+        async with client.publisher(stream) as publisher:
+            await publisher.send_many({'id': i, 'amount': 0.5} for i in range(start, start + count))
+
+    for i in range(3):
+        publishing = asyncio.create_task(publish(i * count))
+        wanted = table.count() + rng.randrange(1, count // 2)
+        async with started(*arguments) as process:
+            await until(lambda wanted=wanted: table.count() >= wanted, 'rows are written')  # type: ignore[misc]
+            process.kill()
+            await process.wait()
+        await publishing
+    async with started(*arguments) as first, started(*arguments) as second:
+        await until(lambda: table.count() >= 3 * count, 'all rows are written', HANG)
+        await end(first)
+        await end(second)
+    assert table.query('SELECT id FROM orders ORDER BY rowid') == [(i,) for i in range(3 * count)]
+
+
+# -- the outbox
+
+
+class Shop:
+    """An application with an outbox."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.table = Table(path, 'outbox')
+        self._program = runpy.run_path(str(EXAMPLES / 'outbox.py'))
+        with self.open() as db:
+            db.executescript(self._program['CREATE'])
+
+    def open(self) -> contextlib.closing[sqlite3.Connection]:
+        return contextlib.closing(sqlite3.connect(self.path, timeout=HANG))
+
+    def place_orders(self, count: int) -> None:
+        with self.open() as db:
+            for i in range(count):
+                self._program['place_order'](db, i)
+
+    async def published(self) -> None:
+        await until(lambda: not self.table.count(), 'all rows are published', HANG)
+
+
+async def orders_in(client: rbs.StreamsClient, stream: str) -> list[int]:
+    return [event['order'] for event in await read_partition(client, stream)]
+
+
+async def test_each_row_of_the_outbox_is_published_once(
+    client: rbs.StreamsClient, broker_uri: str, stream: str, tmp_path: Path, rng: Random
+) -> None:
+    """Although relays are killed, rows are there again, and two relays run at once."""
+    shop = Shop(tmp_path / 'shop.db')
+    arguments = 'examples/outbox', broker_uri, stream, shop.path
+    shop.place_orders(3000)
+    backup = shutil.copy(shop.path, tmp_path / 'backup.db')
+    for _ in range(3):
+        left = shop.table.count() - rng.randrange(1, 1000)
+        async with started(*arguments) as process:
+            await until(lambda left=left: shop.table.count() <= left, 'rows are published')  # type: ignore[misc]
+            process.kill()
+            await process.wait()
+    shutil.copy(backup, shop.path)  # as if no relay had deleted anything
+    async with started(*arguments) as first, started(*arguments) as second:
+        await shop.published()
+        await asyncio.to_thread(shop.place_orders, 500)
+        await shop.published()
+        await end(first)
+        await end(second)
+    assert await orders_in(client, stream) == [*range(1, 3501)]
+
+
+# -- Debezium
+
+
+def event(op: str, id: int, name: str, schema: bool = False) -> rbs.Message:
+    """Return a change event as Debezium Server writes it."""
+    row = {'id': id, 'name': name, 'email': f'{name}@example.com'}
+    payload: dict[str, Any] = {'op': op, 'source': {'table': 'customers'}, 'ts_ms': 1}
+    payload |= {'before': row if op in 'ud' else None, 'after': None if op == 'd' else row}
+    body = json.dumps({'schema': {}, 'payload': payload} if schema else payload).encode()
+    return rbs.Message(body, properties=AMQPProperties(message_id=json.dumps({'id': id})))
+
+
+async def test_table_follows_the_changes(
+    client: rbs.StreamsClient, broker_uri: str, stream: str, tmp_path: Path
+) -> None:
+    table = Table(tmp_path / 'copy.db', 'customers')
+    arguments = 'examples/debezium', broker_uri, stream, table.path
+
+    async def publish(*messages: rbs.Message) -> None:
+        async with client.publisher(stream) as publisher:
+            await publisher.send_many(messages)
+
+    async def shows(*rows: tuple[int, str]) -> None:
+        sql = 'SELECT id, name FROM customers ORDER BY id'
+        await until(lambda: table.query(sql) == [*rows], f'the table has {rows}')
+
+    async with started(*arguments) as process:
+        await publish(event('r', 1, 'alice'), event('r', 2, 'bob'), event('c', 3, 'carol'))
+        await shows((1, 'alice'), (2, 'bob'), (3, 'carol'))
+        await publish(event('u', 2, 'bill', schema=True), event('d', 1, 'alice'))
+        await publish(rbs.Message(b'default'))  # the tombstone
+        await shows((2, 'bill'), (3, 'carol'))
+        process.kill()
+        await process.wait()
+    await publish(event('c', 4, 'dave'), event('c', 4, 'dave'))  # Debezium repeats changes
+    async with started(*arguments) as process:
+        await shows((2, 'bill'), (3, 'carol'), (4, 'dave'))
+        await end(process)
+
+
+# -- AMQP 0.9.1
+
+
+async def test_stream_receives_what_an_exchange_does(
+    own_client: rbs.StreamsClient, own_broker: RabbitMQ, stream_name: str, tmp_path: Path
+) -> None:
+    output = tmp_path / 'output'
+    exchange = f'{stream_name}-exchange'
+    amqp_uri = str(own_broker.amqp_uri)
+    arguments = amqp_uri, own_broker.uri, exchange, stream_name
+    with pika.BlockingConnection(pika.URLParameters(amqp_uri)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(exchange, 'topic', durable=True)
+        channel.confirm_delivery()
+        try:
+            async with started('examples/amqp091', *arguments, output=output) as process:
+                await until(lambda: bound(connection, stream_name), 'the stream exists')
+                for i in range(5):
+                    region = pika.BasicProperties(headers={'region': 'emea'} if i % 2 else None)
+                    body = json.dumps({'id': i})
+                    while not output.read_text():  # the stream may not be bound at first
+                        channel.basic_publish(exchange, 'order.placed', b'0', region)
+                        await asyncio.sleep(0.01)
+                    channel.basic_publish(exchange, 'order.placed', body, region)
+                await until(lambda: "{'id': 4}" in output.read_text(), 'all is read')
+                await end(process)
+        finally:
+            channel.exchange_delete(exchange)
+            await own_client.delete_stream(stream_name)
+    lines = [line for line in output.read_text().splitlines() if 'id' in line]
+    assert lines == [
+        f"order.placed {'emea' if i % 2 else None} {{'id': {i}}}" for i in range(5)
+    ]
+
+
+def bound(connection: pika.BlockingConnection, queue: str) -> bool:
+    """Return whether a queue exists."""
+    channel = connection.channel()
+    try:
+        channel.queue_declare(queue, passive=True)
+    except pika.exceptions.ChannelClosedByBroker:
+        return False
+    channel.close()
+    return True
+
+
+# -- Django and Celery
+
+
+FORK = """
+import os
+import shop_streams
+
+for i in range(2):
+    if not os.fork():
+        os._exit(not shop_streams.publish_order({'id': i}))
+assert [os.wait()[1] for _ in range(2)] == [0, 0]
+assert shop_streams.publish_order({'id': 2})
+"""
+
+
+async def test_publisher_opens_after_the_fork(
+    client: rbs.StreamsClient, broker_uri: str, stream: str
+) -> None:
+    variables = {'RBFLY_URI': broker_uri, 'ORDERS_STREAM': stream, 'PYTHONPATH': str(EXAMPLES)}
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', FORK]
+    result = await asyncio.to_thread(
+        subprocess.run, command, env=os.environ | variables, timeout=HANG, check=False
+    )
+    assert result.returncode == 0
+    found = await read_partition(client, stream)
+    assert sorted(order['id'] for order in found) == [0, 1, 2]
+
+
+# -- a deployment
+
+
+@contextlib.asynccontextmanager
+async def deployed(
+    uri: str, user: str, token: str, ca_file: Path, stream: str, folder: Path
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int, Path]]:
+    """Start the program; yield its process, the port of its metrics, and its output."""
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        port = free.getsockname()[1]
+    (folder / 'token').write_text(f'{token}\n')
+    variables = {
+        'RBFLY_URI': uri,
+        'CA_FILE': str(ca_file),
+        'TOKEN_FILE': str(folder / 'token'),
+        'RABBITMQ_USER': user,
+        'METRICS_PORT': str(port),
+        'STREAM': stream,
+    }
+    output = folder / 'output'
+    async with started('examples/deployed', output=output, **variables) as process:
+        yield process, port, output
+
+
+async def check_deployed(
+    process: asyncio.subprocess.Process, port: int, output: Path, count: int
+) -> None:
+    await until(lambda: output.read_text().count('billed') >= count, 'all orders are billed')
+    async with httpx.AsyncClient() as http:
+        metrics = (await http.get(f'http://127.0.0.1:{port}/metrics')).text
+    [line] = [line for line in metrics.splitlines() if line.startswith('rabbitmq_stream_consumed')]
+    assert float(line.split()[-1]) == count
+    await end(process)
+
+
+async def test_deployment_in_memory(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / 'ca.pem')
+    async with StreamBroker(ssl=context, users={'': 'token-1'}) as broker:
+        broker.create_stream('orders')
+        broker.publish('orders', *({'id': i} for i in range(10)))
+        uri = f'rabbitmq-stream+tls://127.0.0.1:{broker.port}/'
+        arguments = uri, '', 'token-1', tmp_path / 'ca.pem', 'orders', tmp_path
+        async with deployed(*arguments) as program:
+            await check_deployed(*program, 10)
+
+
+async def test_deployment_on_rabbitmq(
+    own_client: rbs.StreamsClient, own_broker: RabbitMQ, own_stream: str, tmp_path: Path
+) -> None:
+    async with own_client.publisher(own_stream) as publisher:
+        await publisher.send_many({'id': i} for i in range(10))
+    assert own_broker.tls_uri is not None
+    assert own_broker.ca_file is not None
+    arguments = own_broker.tls_uri, 'guest', 'guest', own_broker.ca_file, own_stream, tmp_path
+    async with deployed(*arguments) as program:
+        await check_deployed(*program, 10)
