@@ -327,6 +327,27 @@ async def test_stream_receives_what_an_exchange_does(
     assert lines == [f"order.placed {'emea' if i % 2 else None} {{'id': {i}}}" for i in range(5)]
 
 
+async def test_consumers_of_amqp_091_receive_no_sub_entries(
+    own_client: rbs.StreamsClient, own_broker: RabbitMQ, own_stream: str
+) -> None:
+    """What the recipe says of both directions: bytes and dicts arrive, sub-entries do not."""
+    async with own_client.publisher(own_stream, sub_entry_size=10) as publisher:
+        await publisher.send_many([b'in a sub-entry'] * 5)
+    async with own_client.publisher(own_stream) as publisher:
+        await publisher.send_many([b'alone', {'id': 1}])
+
+    def read() -> list[tuple[bytes, str | None]]:
+        with pika.BlockingConnection(pika.URLParameters(str(own_broker.amqp_uri))) as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=10)
+            first = {'x-stream-offset': 'first'}
+            messages = channel.consume(own_stream, arguments=first, inactivity_timeout=HANG)
+            return [(body, found.type) for _, (_, found, body) in zip('ab', messages)]
+
+    (alone, no_type), (_, kind) = await asyncio.to_thread(read)
+    assert (alone, no_type, kind) == (b'alone', None, 'amqp-1.0')
+
+
 def bound(connection: pika.BlockingConnection, queue: str) -> bool:
     """Return whether a queue exists."""
     channel = connection.channel()
