@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.writers.text import TextTranslator
 
@@ -53,12 +52,14 @@ def index(app: Sphinx) -> str:
 
 def summary(app: Sphinx, name: str) -> str:
     """Return the first paragraph of a page, which says what the page is for."""
-    found = app.env.get_doctree(name).next_node(nodes.paragraph)
-    return ' '.join(found.astext().split()) if found is not None else ''
+    document: Any = app.env.get_doctree(name)
+    paragraphs = (node for node in document.findall() if node.tagname == 'paragraph')
+    return ' '.join(next(paragraphs).astext().split())
 
 
 def text_of(app: Sphinx, name: str) -> str:
-    document = app.env.get_and_resolve_doctree(name, app.builder)
-    visitor = TextTranslator(document, app.builder)
+    document: Any = app.env.get_and_resolve_doctree(name, app.builder)
+    builder: Any = app.builder  # the translator needs nothing that only builders of text have
+    visitor = TextTranslator(document, builder)
     document.walkabout(visitor)
     return visitor.body

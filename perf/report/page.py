@@ -130,10 +130,10 @@ def introduction(report: Report) -> Iterator[str]:
         'The speed of RbFly, of other clients, and of programs without a client library. All'
         ' numbers are computed from result files, see Method_. Rates are medians over the rounds,'
         f' with {LEVEL} intervals in brackets and as lines in the figures. A *lane* is one library'
-        ' doing one kind of work. A *floor* is a program without a client library that exchanges the'
-        ' same frames with the broker: its rate is the most that broker, network and event loop allow.'
-        " The last columns of tables divide RbFly's rate and CPU by those of the lane; ratios of"
-        ' rates are bold where RbFly is slower.'
+        ' doing one kind of work. A *floor* is a program without a client library that exchanges'
+        ' the same frames with the broker: its rate is the most that broker, network and event loop'
+        " allow. The last columns of tables divide RbFly's rate and CPU by those of the lane;"
+        ' ratios of rates are bold where RbFly is slower.'
     )
     if found := overview(report):
         yield from embed(found, "RbFly's rate divided by the rates of other libraries")

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from opentelemetry.context import get_current
+
 from ..error import SendProgress
-from ..streams import Confirmation, Publisher, StreamsClient, SuperStreamPublisher
+from ..streams import Confirmation, MessageCtx, Publisher, StreamsClient, SuperStreamPublisher
 from ..streams._publish.atomic import as_sequence
 from ..streams._super_stream._routing import HashRoute, KeyRoute, PublishTarget
 from ..streams._super_stream.partitions import left
@@ -71,7 +73,10 @@ class TracedPublisher(Publisher):
 
     def batch(self, message: Any) -> None:
         """Like :meth:`Publisher.batch`."""
-        self._spans.queue(message, super().batch)
+        if get_current() is self._spans.bare and not isinstance(message, MessageCtx):
+            Publisher.batch(self, message)
+        else:
+            self._spans.queue(message, super().batch)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Like :meth:`Publisher.flush`."""

@@ -25,12 +25,12 @@ from opentelemetry.trace import (
     Status,
     StatusCode,
     Tracer,
-    set_span_in_context,
+    get_current_span,
 )
 
 from ..error import AMQPDecoderError, SendProgress
 from ..streams import MessageCtx
-from ._carrier import OfBody, injected, origin_of
+from ._carrier import WRITER, OfBody, origin_of
 
 if TYPE_CHECKING:
     from ..net.uri import Address
@@ -123,6 +123,8 @@ class PublisherSpans:
         self._queued: deque[Link] = deque(maxlen=LINKS)  # to the messages of `batch`
         self._context: Context | None = None  # in which `batch` was last called
         self._carrier: dict[str, str] = {}  # of that context
+        # That context, if bodies that `batch` queues in it carry nothing.
+        self.bare: Context | None = None
 
     def _attributes_at(self, core: PublisherCore | None, partition: str | None) -> Attributes:
         """Return the attributes of a span at its start, when a sampler sees them."""
@@ -161,7 +163,7 @@ class PublisherSpans:
             span = self._start(SpanKind.CLIENT, attributes, links)
         else:
             span = self._start(SpanKind.PRODUCER, attributes)
-            carrier = injected(set_span_in_context(span))
+            carrier = WRITER.inject(span, get_current())
             if number is not None and carrier:
                 self._keep(number, span.get_span_context(), carrier)
         if isinstance(message, MessageCtx) and span.is_recording():
@@ -196,7 +198,7 @@ class PublisherSpans:
         span = self.settings.tracer.start_span(
             self._create_name, context, SpanKind.PRODUCER, self._create_attributes
         )
-        carrier = injected(set_span_in_context(span, context))
+        carrier = WRITER.inject(span, get_current() if context is None else context)
         span.end()
         found = span.get_span_context()
         return Link(found) if found.is_valid else None, carrier
@@ -217,7 +219,9 @@ class PublisherSpans:
             else:
                 context = get_current()
                 if context is not self._context:  # contexts do not change
-                    self._context, self._carrier = context, injected(context)
+                    self._carrier = WRITER.inject(get_current_span(context), context)
+                    self._context = context
+                    self.bare = None if self._carrier else context
                 carrier = self._carrier
             if carrier:
                 message = self.settings.with_carrier(message, carrier)
@@ -268,7 +272,7 @@ class SendManySpan:
         self._kind: type[dict[str, str]] = OfBody if core is None else dict
         self._carrier: dict[str, str] = {}
         if own:
-            self._carrier = self._kind(injected(set_span_in_context(self._span)))
+            self._carrier = self._kind(WRITER.inject(self._span, self._ambient))
         self._links = 0
 
     async def call(
