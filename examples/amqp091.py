@@ -1,4 +1,4 @@
-"""Binds a stream to an exchange of AMQP 0.9.1 with pika, and reads what arrives with RbFly."""
+"""Binds a stream to an exchange of AMQP 0.9.1 with pika, and reads it with RbFly."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from rbfly.types import Symbol
 
 
 def bind(amqp_uri: str, exchange: str, stream: str) -> None:
-    """Let a stream receive each message of an exchange, beside the queues that it has."""
+    """Let a stream receive each message of an exchange, beside its queues."""
     with pika.BlockingConnection(pika.URLParameters(amqp_uri)) as connection:
         channel = connection.channel()
         channel.exchange_declare(exchange, 'topic', durable=True)

@@ -1,4 +1,4 @@
-"""Keeps a table in SQLite equal to one of another database, by Debezium's change events."""
+"""Keeps a table equal to one of another database, by Debezium's change events."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def change(body: bytes) -> dict[str, Any] | None:
         event = json.loads(body)
     except ValueError:
         return None  # Debezium writes the text `default` for a tombstone
-    event = event.get('payload', event)  # with `schemas.enable`, the event is in `payload`
+    event = event.get('payload', event)  # where it is with `schemas.enable`
     return event if 'op' in event else None
 
 
@@ -36,7 +36,9 @@ def apply(db: sqlite3.Connection, event: dict[str, Any]) -> None:
         db.execute(sql, [row['id'], row['name'], row['email']])
 
 
-async def follow(client: rbs.StreamsClient, stream: str, db: sqlite3.Connection) -> None:
+async def follow(
+    client: rbs.StreamsClient, stream: str, db: sqlite3.Connection
+) -> None:
     async def start(stream: str) -> rbs.Offset:
         sql = 'SELECT next FROM positions WHERE stream = ?'
         found = db.execute(sql, [stream]).fetchone()

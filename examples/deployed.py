@@ -11,16 +11,15 @@ import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import rbfly.otel
+import rbfly.streams as rbs
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import start_http_server
 
-import rbfly.otel
-import rbfly.streams as rbs
-
 
 async def credentials() -> rbs.Credentials:
-    """Return the token that the platform renews in a file, such as a secret of Kubernetes."""
+    """Return the token that the platform renews in a file, such as a secret."""
     path = Path(os.environ['TOKEN_FILE'])
     token = (await asyncio.to_thread(path.read_text)).strip()
     user = os.environ.get('RABBITMQ_USER', '')  # not used with OAuth 2

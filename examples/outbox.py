@@ -1,7 +1,7 @@
-"""Publishes the rows of the table `outbox` to a stream, each of them once, until SIGTERM.
+"""Publishes the rows of the table `outbox` to a stream, each once, until SIGTERM.
 
-The name of the publisher is that of the table, and the publishing id of a message is the
-primary key of its row: the broker drops what this program sends a second time.
+The name of the publisher is that of the table, and the publishing id of a message is
+the primary key of its row: the broker drops what this program sends a second time.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ def delete(db: sqlite3.Connection, last: int) -> None:
 
 
 async def relay(db: sqlite3.Connection, publisher: rbs.Publisher) -> int:
-    """Publish up to 1,000 rows, and delete those that the stream has; return their number."""
+    """Publish up to 1,000 rows, and delete them; return their number."""
     delete(db, publisher.next_publish_id - 1)
     sql = f'SELECT id, body FROM {TABLE} ORDER BY id LIMIT 1000'
     rows: list[tuple[int, str]] = db.execute(sql).fetchall()
     if rows:
         await publisher.send_many(
-            rbs.Message(json.loads(body), publish_id=id) for id, body in rows
+            rbs.Message(json.loads(body), publish_id=number) for number, body in rows
         )
         delete(db, rows[-1][0])
     return len(rows)
@@ -51,7 +51,7 @@ async def main(uri: str, stream: str, path: str) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with rbs.streams_client(uri) as client:
-        with closing(sqlite3.connect(path)) as db:
+        with closing(sqlite3.connect(path, timeout=60)) as db:
             db.executescript(CREATE)
             while not stopped.is_set():
                 try:

@@ -1,6 +1,7 @@
-"""Copies orders into SQLite: each order has one row, however often the program is killed.
+"""Copies orders into SQLite: one row each, however often the program is killed.
 
-The position in the stream is a row of the same database, and changes in the same transaction.
+The position in the stream is a row of the same database, and changes in the same
+transaction.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ CREATE TABLE IF NOT EXISTS positions (stream TEXT PRIMARY KEY, next INTEGER);
 
 
 class Database:
-    """The rows, and for each stream or partition the offset of the next message to copy."""
+    """The rows, and for each stream or partition the offset to go on with."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
@@ -33,18 +34,18 @@ class Database:
 
     def write(self, batch: rbs.MessageBatch, position: int) -> int:
         """Write the orders of a batch from a position on; return the next position."""
-        stream, next = str(batch.stream), batch.next_offset
-        while position < next:
+        stream, end = str(batch.stream), batch.next_offset
+        while position < end:
             rows = [
                 (order['id'], order['amount'])
-                for offset, order in zip(batch.offsets, batch)
+                for offset, order in zip(batch.offsets, batch, strict=True)
                 if offset >= position
             ]
             with self.db:  # one transaction
                 sql = 'UPDATE positions SET next = ? WHERE stream = ? AND next = ?'
-                if self.db.execute(sql, [next, stream, position]).rowcount:
+                if self.db.execute(sql, [end, stream, position]).rowcount:
                     self.db.executemany('INSERT INTO orders VALUES (?, ?)', rows)
-                    return next
+                    return end
             position = self.position(stream)  # another process has written since
         return position
 
@@ -66,7 +67,7 @@ async def copy(client: rbs.StreamsClient, stream: str, database: Database) -> No
 
 async def main(uri: str, stream: str, path: str) -> None:
     async with rbs.streams_client(uri) as client:
-        with closing(sqlite3.connect(path)) as db:
+        with closing(sqlite3.connect(path, timeout=60)) as db:
             await copy(client, stream, Database(db))
 
 

@@ -1,4 +1,4 @@
-"""A module of a Django project or a Celery app: one publisher for all threads of a process."""
+"""A module of a Django project or a Celery app: one publisher for each process."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ import rbfly.sync
 URI = os.environ.get('RBFLY_URI', 'rabbitmq-stream://guest:guest@localhost:5552/')
 STREAM = os.environ.get('ORDERS_STREAM', 'orders')
 
-client = rbfly.sync.streams_client(URI, connection_name='shop')  # it connects when it is used
+client = rbfly.sync.streams_client(URI, connection_name='shop')  # connects when used
 
 
 @functools.cache

@@ -79,42 +79,75 @@ async def test_loader(
 # -- the worker
 
 
-async def test_worker_works_on_each_order_once_and_puts_bad_ones_aside(
-    client: rbs.StreamsClient, broker_uri: str, stream: str, tmp_path: Path
-) -> None:
-    output = tmp_path / 'output'
-    output.touch()
-    failed = f'{stream}-failed'
-    orders = [
-        {'id': i, 'customer': f'customer {i % 7}', 'amount': -1.0 if i % 20 == 3 else 2.5}
-        for i in range(60)
-    ]
-    good = [order['id'] for order in orders if order['amount'] == 2.5]
+class Worker:
+    """The worker, of which one process runs at a time."""
 
-    def billed() -> list[int]:
-        lines = output.read_text().splitlines()
+    def __init__(self, uri: str, stream: str, output: Path) -> None:
+        self.arguments = 'examples/worker', uri, stream
+        self.output = output
+        output.touch()
+
+    def billed(self) -> list[int]:
+        """The ids of the orders that were billed."""
+        lines = self.output.read_text().splitlines()
         return [int(line.split()[1]) for line in lines if line.startswith('billed')]
 
+    @contextlib.asynccontextmanager
+    async def until_billed(self, count: int) -> AsyncIterator[None]:
+        """Run it until it has billed orders; stop it by SIGTERM at the end of the block."""
+        async with started(*self.arguments, output=self.output) as process:
+            await until(lambda: len({*self.billed()}) >= count, 'orders are billed', HANG)
+            yield
+            await end(process)
+
+
+def order(id: int, amount: float = 2.5) -> dict[str, Any]:
+    return {'id': id, 'customer': f'customer {id % 7}', 'amount': amount}
+
+
+async def test_worker_goes_on_after_the_stored_offset(
+    client: rbs.StreamsClient, broker_uri: str, stream: str, tmp_path: Path
+) -> None:
+    worker = Worker(broker_uri, stream, tmp_path / 'output')
     async with client.publisher(stream) as publisher:
-        await publisher.send_many(orders)
+        await publisher.send_many(map(order, range(60)))
     try:
-        async with started('examples/worker', broker_uri, stream, output=output) as process:
-            await until(lambda: len(billed()) >= 20, 'some orders are billed')
-            await end(process)
-        async with started('examples/worker', broker_uri, stream, output=output) as process:
-            await until(lambda: len(billed()) >= len(good), 'all orders are billed')
-            async with client.subscribe(failed, offset=rbs.Offset.FIRST) as letters:
-                source = letters.messages()
-                found = [await anext(source) for _ in range(3)]
-            await end(process)
+        for count in (10, 40, 60):
+            offset = await client.read_offset(stream, 'billing')
+            before = len(worker.billed())
+            async with worker.until_billed(count):
+                pass
+            billed = worker.billed()[before:]
+            assert min(billed) == (0 if offset is None else offset + 1)
+            for customer in range(7):
+                numbers = [i for i in billed if i % 7 == customer]
+                assert numbers == sorted(numbers)
+    finally:
+        await client.delete_stream(f'{stream}-failed')
+    assert {*worker.billed()} == {*range(60)}
+
+
+async def test_worker_puts_bad_orders_aside(
+    client: rbs.StreamsClient, broker_uri: str, stream: str, tmp_path: Path
+) -> None:
+    worker = Worker(broker_uri, stream, tmp_path / 'output')
+    failed = f'{stream}-failed'
+    async with client.publisher(stream) as publisher:
+        await publisher.send_many(order(i, -1.0 if i % 20 == 3 else 2.5) for i in range(60))
+    try:
+        async with (
+            worker.until_billed(57),
+            client.subscribe(failed, offset=rbs.Offset.FIRST) as letters,
+        ):
+            source = letters.messages()
+            found = [await anext(source) for _ in range(3)]
     finally:
         await client.delete_stream(failed)
     assert {message.body['id'] for message in found} == {3, 23, 43}
-    assert found[0].app_properties['dead-letter-reason'] == 'ValueError: the amount is -1.0'
-    assert sorted(billed()) == good
-    for customer in range(7):
-        numbers = [i for i in billed() if i % 7 == customer]
-        assert numbers == sorted(numbers)
+    assert {message.app_properties['dead-letter-tries'] for message in found} == {3}
+    reasons = {message.app_properties['dead-letter-reason'] for message in found}
+    assert reasons == {'ValueError: the amount is -1.0'}
+    assert sorted(worker.billed()) == [i for i in range(60) if i % 20 != 3]
 
 
 # -- rows and offset in one transaction
@@ -129,9 +162,11 @@ class Table:
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query; none while there is no table."""
-        with contextlib.closing(sqlite3.connect(self.path, timeout=HANG)) as db:
-            with contextlib.suppress(sqlite3.OperationalError):
-                return db.execute(sql).fetchall()
+        with (
+            contextlib.closing(sqlite3.connect(self.path, timeout=HANG)) as db,
+            contextlib.suppress(sqlite3.OperationalError),
+        ):
+            return db.execute(sql).fetchall()
         return []
 
     def count(self) -> int:
@@ -183,6 +218,7 @@ class Shop:
 
     def place_orders(self, count: int) -> None:
         with self.open() as db:
+            db.execute('PRAGMA synchronous = OFF')  # the test needs many transactions
             for i in range(count):
                 self._program['place_order'](db, i)
 
@@ -288,9 +324,28 @@ async def test_stream_receives_what_an_exchange_does(
             channel.exchange_delete(exchange)
             await own_client.delete_stream(stream_name)
     lines = [line for line in output.read_text().splitlines() if 'id' in line]
-    assert lines == [
-        f"order.placed {'emea' if i % 2 else None} {{'id': {i}}}" for i in range(5)
-    ]
+    assert lines == [f"order.placed {'emea' if i % 2 else None} {{'id': {i}}}" for i in range(5)]
+
+
+async def test_consumers_of_amqp_091_receive_no_sub_entries(
+    own_client: rbs.StreamsClient, own_broker: RabbitMQ, own_stream: str
+) -> None:
+    """What the recipe says of both directions: bytes and dicts arrive, sub-entries do not."""
+    async with own_client.publisher(own_stream, sub_entry_size=10) as publisher:
+        await publisher.send_many([b'in a sub-entry'] * 5)
+    async with own_client.publisher(own_stream) as publisher:
+        await publisher.send_many([b'alone', {'id': 1}])
+
+    def read() -> list[tuple[bytes, str | None]]:
+        with pika.BlockingConnection(pika.URLParameters(str(own_broker.amqp_uri))) as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=10)
+            first = {'x-stream-offset': 'first'}
+            messages = channel.consume(own_stream, arguments=first, inactivity_timeout=HANG)
+            return [(body, found.type) for _, (_, found, body) in zip('ab', messages)]
+
+    (alone, no_type), (_, kind) = await asyncio.to_thread(read)
+    assert (alone, no_type, kind) == (b'alone', None, 'amqp-1.0')
 
 
 def bound(connection: pika.BlockingConnection, queue: str) -> bool:
