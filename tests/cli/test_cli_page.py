@@ -1,4 +1,4 @@
-"""doc/operating/command-line.rst shows what the commands really write, and describes all of them."""
+"""doc/operating/command-line.rst shows what the commands write, and describes all of them."""
 
 import re
 
