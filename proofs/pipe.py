@@ -117,7 +117,10 @@ async def pipe(run: Run, bed: Bed) -> None:
             for process in members:
                 process.kill()
                 await asyncio.to_thread(process.join)
-        stored = [(await bed.stored(partition))[0] for partition in partitions]
+        stored: list[array[int]] = []
+        for partition in partitions:
+            stored.append((await bed.stored(partition))[0])
+            run.done += 1  # reading millions of messages takes minutes on a busy machine
     run.found |= {
         'outputs stored': sum(map(len, stored)),
         'messages transformed': moved.value,
