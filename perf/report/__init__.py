@@ -1,6 +1,5 @@
 """The report: pages of the documentation, created from result files only."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,9 +21,11 @@ def write(paths: Sequence[Path], folder: Path) -> Path:
     report = Report.read(paths)
     text = page.compose(report)
     studies = folder / page.STUDIES
-    shutil.rmtree(studies, ignore_errors=True)
-    studies.mkdir(parents=True)
-    for name in page.studies(report):
+    studies.mkdir(parents=True, exist_ok=True)
+    names = page.studies(report)
+    for old in {*studies.glob('*.rst')} - {studies / f'{name}.rst' for name in names}:
+        old.unlink()
+    for name in names:
         study = page.compose_study(report, name)
         (studies / f'{name}.rst').write_text(study, encoding='utf-8')
     path = folder / 'performance.rst'
