@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from tests.streams.test_user_programs import HANG, run, started
 from tests.super_streams import read_partition
+from tests.user_programs import HANG, run, started
 
 COUNT = 3000
 
