@@ -1,6 +1,7 @@
 """Build the fuzz targets and run one of them.
 
     python fuzz/run.py codec --seconds 60           decode arbitrary bytes as a message
+    python fuzz/run.py typed --seconds 60           decode arbitrary bytes as bodies of types
     python fuzz/run.py values --runs 1000000        encode Python values generated from the input
     python fuzz/run.py stream --workers 2           read arbitrary bytes as chunks or socket data
     python fuzz/run.py commands                     decode arbitrary bytes as any frame
@@ -40,9 +41,9 @@ BUILD = ROOT / 'build' / 'fuzz'
 LIB = BUILD / f'lib-{sys.implementation.cache_tag}'
 KEPT = ROOT / 'fuzz' / 'corpus'
 FINDINGS = BUILD / 'findings'
-TARGETS = ('codec', 'values', 'stream', 'commands')
+TARGETS = ('codec', 'typed', 'values', 'stream', 'commands')
 # Longest input: enough for 32-bit sizes and for exceeding the depth limit, and still fast.
-MAX_LEN = {'codec': 640, 'values': 512, 'stream': 1024, 'commands': 256}
+MAX_LEN = {'codec': 640, 'typed': 512, 'values': 512, 'stream': 1024, 'commands': 256}
 KEPT_FILES = 300
 
 CC = os.environ.get('FUZZ_CC', 'clang')
@@ -259,9 +260,26 @@ def bodies() -> Iterator[bytes]:
             yield bytes([kind]) + body
 
 
+def typed() -> Iterator[bytes]:
+    """Messages after the byte that selects the type of the body."""
+    pair = bytes.fromhex('a10161 a10178 a10162 823ff8000000000000 a10163 5405')
+    item = b'\xc1' + bytes([len(pair) + 1, 6]) + pair
+    lists = b'\xc0' + bytes([2 * len(item) + 1, 2]) + item + item
+    fields = bytes.fromhex('a10169 5407 a1016b a10167 a10174 45 a1016e 40 a1016c') + lists
+    order = b'\xd1' + (len(fields) + 4).to_bytes(4) + (10).to_bytes(4) + fields
+    values = [item, lists, order, bytes.fromhex('c10602 a10161 5401'), b'\x45', b'\x40']
+    for kind in range(64):
+        for value in values:
+            yield bytes([kind]) + bytes.fromhex('005377') + value
+    for number, message in enumerate(vectors()):
+        yield bytes([number % 64]) + message
+
+
 def seeds(target: str) -> Iterator[bytes]:
     if target == 'codec':
         yield from vectors()
+    elif target == 'typed':
+        yield from typed()
     elif target == 'stream':
         yield from chunks()
         yield from frames()

@@ -25,12 +25,12 @@ LAYERS = {
         ['record'],
     ],
     'rbfly.amqp': [
-        ['_native', '_constructors', '_plan', 'body_codec'],
+        ['_native', '_constructors', 'body_codec'],
         ['_types'],
         ['rbfly.types'],  # type aliases
         ['_scalars', '_records'],
         ['_encode', '_decode'],
-        ['_sections'],
+        ['_sections', '_plan'],
         ['_layout'],
         ['_message'],
         ['_path', '_lookup', '_typed'],

@@ -48,8 +48,9 @@ cdef extern from *:
         float f = (float)v; uint32_t bits; memcpy(&bits, &f, 4); return bits;
     }
 
-    /* Output: either a `bytes` object that grows (owner is set), or fixed memory of the caller
-       (owner is NULL), which raises BufferError when full. */
+    /* Output: a `bytes` object that grows; memory of the caller, to be copied to one at the end or
+       when it is full (owner is None); or fixed memory (owner is NULL), which raises BufferError
+       when full. */
     typedef struct {
         PyObject *owner;
         uint8_t *start;
@@ -74,14 +75,26 @@ cdef extern from *:
         out->end = start + size;
     }
 
+    /* Begin in memory on the stack: allocating exact `bytes` at the end takes less time than
+       allocating too many and shrinking them. */
+    static inline void out_local(OutBuffer *out, uint8_t *start, Py_ssize_t size) {
+        out_fixed(out, start, size);
+        Py_INCREF(Py_None);
+        out->owner = Py_None;
+    }
+
+    /* Whether a size does not fit in 32 bits; Cython would compare a literal as a Python int. */
+    static inline int is_beyond_u32(Py_ssize_t n) { return (uint64_t)n >> 32 != 0; }
+
     static inline Py_ssize_t out_size(const OutBuffer *out) { return out->p - out->start; }
 
     #ifdef __GNUC__
-    #define RBFLY_RARE __attribute__((cold, unused))
+    #define RBFLY_UNUSED __attribute__((unused))
     #else
-    #define RBFLY_RARE
+    #define RBFLY_UNUSED
     #endif
-    RBFLY_RARE Py_NO_INLINE static int out_grow(OutBuffer *out, Py_ssize_t n) {
+    /* Not `cold`: gcc would copy with `rep movsb`, which takes longer than memcpy. */
+    RBFLY_UNUSED Py_NO_INLINE static int out_grow(OutBuffer *out, Py_ssize_t n) {
         Py_ssize_t used = out_size(out), capacity = out->end - out->start;
         if (out->owner == NULL) {
             PyErr_SetString(PyExc_BufferError, "output buffer is too small");
@@ -112,12 +125,17 @@ cdef extern from *:
     /* Return the written bytes as an exact `bytes` and close the buffer. */
     static inline PyObject *out_finish(OutBuffer *out) {
         PyObject *owner = out->owner;
+        const char *start = (const char *)out->start;
         Py_ssize_t used = out_size(out);
         out->owner = NULL;
         out->start = out->p = out->end = NULL;
         if (owner == NULL) {
             PyErr_SetString(PyExc_SystemError, "output buffer is closed");
             return NULL;
+        }
+        if (owner == Py_None) {
+            Py_DECREF(owner);
+            return PyBytes_FromStringAndSize(start, used);
         }
         if (_PyBytes_Resize(&owner, used) < 0) return NULL;
         return owner;
@@ -156,6 +174,8 @@ cdef extern from *:
 
     int out_open(OutBuffer *out, Py_ssize_t capacity) except -1
     void out_fixed(OutBuffer *out, uint8_t *start, Py_ssize_t size) noexcept nogil
+    void out_local(OutBuffer *out, uint8_t *start, Py_ssize_t size) noexcept
+    bint is_beyond_u32(Py_ssize_t n) noexcept nogil
     Py_ssize_t out_size(const OutBuffer *out) noexcept nogil
     int out_reserve(OutBuffer *out, Py_ssize_t n) except -1
     bytes out_finish(OutBuffer *out)

@@ -5,14 +5,15 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
-from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
+from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches, PyErr_Occurred
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._cpython cimport rbfly_export, rbfly_pin, rbfly_unpin
 from rbfly._wire cimport (
-    OutBuffer, out_discard, out_finish, out_fixed, out_open, out_reserve, out_size, put_bytes,
-    put_u8, put_u32,
+    OutBuffer, is_beyond_u32, out_discard, out_finish, out_fixed, out_local, out_open, out_reserve,
+    out_size, put_bytes, put_u8, put_u32,
 )
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
@@ -41,6 +42,45 @@ from rbfly.error import (
     MessageTypeError, RbFlyBufferError,
 )
 
+cdef extern from 'Python.h':
+    Py_ssize_t PyUnicode_GET_LENGTH(object text) noexcept
+    PyObject *PyDict_GetItemWithError(dict pairs, object key) noexcept
+
+cdef extern from *:
+    """
+    /* decode_amqp(buffer) and decode_amqp(buffer, type=kind): skip the cost of parsing keywords. */
+    static PyObject *(*rbfly_decode_plain)(PyObject *);
+    static PyObject *(*rbfly_decode_as)(PyObject *, PyObject *);
+    static PyObject *rbfly_decode_any, *rbfly_type_keyword;
+
+    static PyObject *rbfly_decode(
+            PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+        (void)module;
+        if (n == 1) {
+            if (names == NULL) return rbfly_decode_plain(args[0]);
+            if (PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == rbfly_type_keyword)
+                return rbfly_decode_as(args[0], args[1]);
+        }
+        return PyObject_Vectorcall(rbfly_decode_any, args, (size_t)n, names);
+    }
+    /* The same function as `any`, with its name and docstring. */
+    static PyObject *rbfly_decoder(
+            PyObject *any, PyObject *(*plain)(PyObject *), PyObject *(*as)(PyObject *, PyObject *),
+            PyObject *module) {
+        static PyMethodDef method;
+        method = *((PyCFunctionObject *)any)->m_ml;
+        method.ml_meth = (PyCFunction)(void (*)(void))rbfly_decode;
+        method.ml_flags = METH_FASTCALL | METH_KEYWORDS;
+        rbfly_decode_plain = plain;
+        rbfly_decode_as = as;
+        rbfly_decode_any = Py_NewRef(any);
+        rbfly_type_keyword = PyUnicode_InternFromString("type");
+        return PyCFunction_NewEx(&method, NULL, module);
+    }
+    """
+    object rbfly_decoder(
+        object any, object (*plain)(object), object (*decode_as)(object, object), object module)
+
 
 # --- encoding ---
 
@@ -54,7 +94,7 @@ cdef inline int put_section_head(OutBuffer *out, uint8_t section) except -1:
 
 cdef int put_long_data(OutBuffer *out, object body) except -1:
     cdef Py_ssize_t n = PyBytes_GET_SIZE(body)
-    if n > 0xffffffff:
+    if is_beyond_u32(n):
         raise AMQPEncoderOverflowError(f'{n} bytes do not fit in a data section')
     out_reserve(out, n + 8)
     put_u32(out, DATA32)
@@ -92,7 +132,10 @@ cdef int put_special_body(OutBuffer *out, object body) except -1:
 cdef int put_body(OutBuffer *out, object body) except -1:
     if type(body) is bytes:
         return put_data(out, body)
-    if type(body) is dict or type(body) is str or type(body) is list or type(body) is int:
+    if (
+        type(body) is dict or type(body) is str or type(body) is list or type(body) is int
+        or type(body) is float or body is None or body is True or body is False
+    ):
         put_section_head(out, VALUE)
         return encode_value(out, body, 0)
     return put_special_body(out, body)
@@ -334,6 +377,23 @@ def encode_amqp(bytearray buffer not None, Message message not None):
     return out_size(&out)
 
 
+cdef enum:
+    LOCAL = 2048        # bytes on the stack
+    LONG = 256          # bytes that take longer to copy from there than to allocate in advance
+
+
+cdef inline Py_ssize_t plain_size(object message) noexcept:
+    """Size of a message that is only bytes or text, at least for ASCII; 0 for others."""
+    cdef PyObject *body = <PyObject *> message
+    if type(message) is Message:
+        if (<Message> message)._sections is not None or not (<Message> message)._body_ready:
+            return 0
+        body = <PyObject *> (<Message> message)._body
+    if type(<object> body) is bytes:
+        return data_size(<object> body)
+    return PyUnicode_GET_LENGTH(<object> body) + 8 if type(<object> body) is str else 0
+
+
 @cython.binding(False)
 def encode_amqp_bytes(message):
     """Encode a message and return its bytes.
@@ -346,13 +406,12 @@ def encode_amqp_bytes(message):
     :returns: the encoded message (bytes).
     """
     cdef OutBuffer out
-    cdef Py_ssize_t size = 256
-    body = message
-    if type(message) is Message and (<Message> message)._body_ready:
-        body = (<Message> message)._body
-    if type(body) is bytes:
-        size = data_size(body)
-    out_open(&out, size)
+    cdef uint8_t[LOCAL] space
+    cdef Py_ssize_t size = plain_size(message)
+    if size > LONG:
+        out_open(&out, size)
+    else:
+        out_local(&out, space, LOCAL)
     if (<raw_encode_message> encode_message)(&out, message) < 0:
         out_discard(&out)
         name_part(message)
@@ -426,19 +485,30 @@ def decode_amqp(buffer, *, type=None):
         message contains.
     :returns: the message (Message).
     """
-    cdef Message ctx
+    return decode_as(buffer, type)
+
+
+cdef object decode_buffer(object buffer):
     data = buffer if PyBytes_CheckExact(buffer) else readonly_buffer(buffer)
     if PyBytes_CheckExact(data):
-        ctx = decode_context(
+        return decode_context(
             data, <const uint8_t *> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), 0, 0
         )
-    else:
-        ctx = decode_context(
-            data, <const uint8_t *> PyMemoryView_GET_BUFFER(data).buf, len(data), 0, 0
-        )
-    if type is not None:
-        type_body(typed_plan(type), ctx)
+    return decode_context(
+        data, <const uint8_t *> PyMemoryView_GET_BUFFER(data).buf, len(data), 0, 0
+    )
+
+
+cdef object decode_as(object buffer, object kind):
+    cdef Message ctx = decode_buffer(buffer)
+    if kind is not None:
+        type_body(typed_plan(kind), ctx)
     return ctx
+
+
+globals().update(
+    decode_amqp=rbfly_decoder(decode_amqp, decode_buffer, decode_as, __name__)
+)
 
 
 cdef dict PLANS = None      # of types, see `rbfly.amqp.schema`
@@ -450,11 +520,14 @@ cdef Plan typed_plan(object kind):
     global PLANS, plan_of
     if PLANS is None:
         from rbfly.amqp.schema import PLANS, plan_of
-    try:
-        found = PLANS.get(kind)
-    except TypeError:           # it has no hash, as its annotations
-        found = None
-    return plan_of(kind) if found is None else found
+    cdef PyObject *found = PyDict_GetItemWithError(PLANS, kind)
+    if found is not NULL:
+        return <Plan> found
+    if PyErr_ExceptionMatches(TypeError):       # it has no hash, as its annotations
+        PyErr_Clear()
+    elif PyErr_Occurred():
+        keep_error()
+    return plan_of(kind)
 
 
 cdef object readonly_buffer(object data):

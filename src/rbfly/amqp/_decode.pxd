@@ -5,12 +5,14 @@ from libc.stdint cimport uint8_t
 from rbfly.amqp._types cimport MAX_ZERO_WIDTH
 
 # A cursor over one message.  Positions in errors are relative to `start`.  `zero_width` is the
-# number of zero-width array elements that may still be created.
+# number of zero-width array elements that may still be created; `other_keys` is set when a map key
+# is not a short ASCII string.
 ctypedef struct Cursor:
     const uint8_t *p
     const uint8_t *end
     const uint8_t *start
     Py_ssize_t zero_width
+    bint other_keys
 
 
 cdef inline void cursor_open(

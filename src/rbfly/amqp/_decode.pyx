@@ -3,7 +3,8 @@
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.list cimport PyList_New, PyList_SET_ITEM
-from cpython.ref cimport Py_INCREF
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
@@ -11,11 +12,11 @@ from rbfly._wire cimport load_double, load_float, load_u16, load_u32, load_u64
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport (
     RBFLY_CACHE_MAX, rbfly_ascii, rbfly_cached_ascii, rbfly_integer, rbfly_is_ascii,
-    rbfly_make_integers, rbfly_need, rbfly_set_integer,
+    rbfly_make_integers, rbfly_need, rbfly_place_for, rbfly_set_integer,
 )
 from rbfly.amqp._types cimport (
-    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, element_class, from_milliseconds, new_symbol,
-    uuid_of,
+    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, Symbol, element_class, from_milliseconds,
+    new_symbol, uuid_of,
 )
 
 from rbfly.amqp._types import Char
@@ -87,10 +88,29 @@ cdef object decode_text(const uint8_t *p, Py_ssize_t n):
         return PyBytes_FromStringAndSize(<const char *> p, n)
 
 
+cdef object cached_symbol(str name):
+    """The symbol with a cached name: messages repeat annotation keys and content types."""
+    cdef PyObject **place = rbfly_place_for(name)
+    cdef PyObject *former
+    cdef Symbol symbol
+    if place is NULL:
+        return new_symbol(name)
+    former = place[0]
+    if former is not NULL and (<Symbol> former).name is name:
+        return <Symbol> former
+    symbol = new_symbol(name)
+    Py_INCREF(symbol)
+    place[0] = <PyObject *> symbol
+    Py_XDECREF(former)
+    return symbol
+
+
 cdef object decode_symbol(const uint8_t *p, Py_ssize_t n):
     name = None
     if n <= RBFLY_CACHE_MAX:
         name = rbfly_cached_ascii(p, n)
+        if name is not None:
+            return cached_symbol(name)
     elif rbfly_is_ascii(p, n):
         name = rbfly_ascii(p, n)
     if name is None:
@@ -170,6 +190,15 @@ cdef inline object take_key(Cursor *c, const uint8_t *p, int depth):
         if key is not None:
             c.p = p + 2 + p[1]
             return key
+    return take_other_key(c, p, depth)
+
+
+cdef object take_other_key(Cursor *c, const uint8_t *p, int depth):
+    cdef Py_ssize_t left = c.end - p
+    c.other_keys = True
+    if left > 2 and p[0] == codes.SYM8 and p[1] <= left - 2:
+        c.p = p + 2 + p[1]
+        return decode_symbol(p + 2, p[1])
     return take_value(c, depth)
 
 

@@ -90,9 +90,6 @@ cdef int put_other_leaf(OutBuffer *out, object value) except -1:
             codes.NULL if value is None else (codes.TRUE if value is True else codes.FALSE),
         )
         return 1
-    if type(value) is float:
-        put_double(out, PyFloat_AS_DOUBLE(value))
-        return 1
     return 0
 
 
@@ -106,6 +103,9 @@ cdef inline int put_leaf(OutBuffer *out, object value) except -1:
         return 1
     if type(value) is int:
         encode_integer(out, value)
+        return 1
+    if type(value) is float:
+        put_double(out, PyFloat_AS_DOUBLE(value))
         return 1
     return put_other_leaf(out, value)
 

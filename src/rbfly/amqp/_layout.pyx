@@ -9,7 +9,9 @@ from libc.stdint cimport uint8_t
 from rbfly._wire cimport load_u32, load_u64
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, decode_error, decode_value
-from rbfly.amqp._sections cimport received_header, received_properties
+from rbfly.amqp._sections cimport (
+    decode_properties, received_header, received_properties,
+)
 from rbfly.amqp._types cimport Symbol, new_symbol
 
 from rbfly.amqp._sections import DataBody, SequenceBody
@@ -185,13 +187,14 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
 cdef object build_body(Cursor *c):
     """Build the body from its sections, already checked; the cursor is at the first of them."""
     cdef const uint8_t *p = c.p
-    if p[1] == codes.SMALLULONG:
-        if p[2] == VALUE:
-            c.p = p + 3
-            return decode_value(c, 0)
-        # memory under a view may have changed since it was checked, so check the bounds again
-        if c.end - p >= 5 and p[2] == DATA and p[3] == codes.VBIN8 and p[4] == c.end - p - 5:
-            return PyBytes_FromStringAndSize(<const char *> p + 5, p[4])
+    cdef Py_ssize_t head
+    if p[1] == codes.SMALLULONG and p[2] == VALUE:
+        c.p = p + 3
+        return decode_value(c, 0)
+    # memory under a view may have changed since it was checked, so this checks the bounds again
+    head = data_head(p, c.end - p)
+    if head:
+        return PyBytes_FromStringAndSize(<const char *> p + head, c.end - p - head)
     return build_any_body(c)
 
 
@@ -228,6 +231,11 @@ cdef object build_any_body(Cursor *c):
 cdef object build_section(Cursor *c, int index):
     """Build a header, properties or map from the value at the cursor."""
     cdef const uint8_t *at = c.p
+    if index == I_PROPERTIES:
+        value = decode_properties(c)
+        if value is not None:
+            return value
+    c.other_keys = False
     value = decode_value(c, 0)
     if index == I_HEADER or index == I_PROPERTIES:
         if value is None or type(value) is list:
@@ -235,6 +243,8 @@ cdef object build_section(Cursor *c, int index):
     elif value is None:
         return {}
     elif type(value) is dict:
+        if index == I_APP_PROPERTIES and not c.other_keys:
+            return value
         return value if has_usual_keys(value, index) else with_usual_keys(value, index)
     kind = type(value).__name__
     return decode_error(c, at, f'{SECTION_NAMES[index]} of type {kind}')

@@ -28,34 +28,36 @@ from rbfly.error import (
 
 cdef extern from *:
     """
-    /* Message(body) and Message(body, publish_id=id): skip the cost of parsing keywords. */
+    /* Message(body), also with keywords for its parts: skip the cost of parsing keywords. */
+    #define RBFLY_PARTS 7
     static PyObject *(*rbfly_plain_message)(PyObject *);
-    static PyObject *(*rbfly_numbered_message)(PyObject *, PyObject *);
-    static PyObject *rbfly_full_message, *rbfly_publish_id;
+    static PyObject *(*rbfly_message_of)(PyObject *, PyObject **);
+    static PyObject *rbfly_full_message, *rbfly_parts;
 
     static PyObject *rbfly_new_message(
             PyObject *type, PyObject *const *args, size_t n, PyObject *names) {
         (void)type;
         if (PyVectorcall_NARGS(n) == 1) {
             if (names == NULL) return rbfly_plain_message(args[0]);
-            if (PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == rbfly_publish_id)
-                return rbfly_numbered_message(args[0], args[1]);
+            PyObject *values[RBFLY_PARTS] = {NULL};
+            if (rbfly_match_keywords(names, args + 1, rbfly_parts, values))
+                return rbfly_message_of(args[0], values);
         }
         return PyObject_Vectorcall(rbfly_full_message, args, n, names);
     }
     static void rbfly_set_constructor(
             PyObject *type, PyObject *(*plain)(PyObject *),
-            PyObject *(*numbered)(PyObject *, PyObject *), PyObject *full) {
+            PyObject *(*with_parts)(PyObject *, PyObject **), PyObject *parts, PyObject *full) {
         rbfly_plain_message = plain;
-        rbfly_numbered_message = numbered;
-        rbfly_publish_id = PyUnicode_InternFromString("publish_id");
-        Py_INCREF(full);
-        rbfly_full_message = full;
+        rbfly_message_of = with_parts;
+        rbfly_parts = Py_NewRef(parts);
+        rbfly_full_message = Py_NewRef(full);
         ((PyTypeObject *)type)->tp_vectorcall = rbfly_new_message;
     }
     """
     void rbfly_set_constructor(
-        object type, object (*plain)(object), object (*numbered)(object, object), object full)
+        object type, object (*plain)(object), object (*with_parts)(object, PyObject **),
+        tuple parts, object full)
 
 cdef extern from *:
     """
@@ -165,9 +167,13 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
         return value
 
     def __getattribute__(self, name):
-        # the most used attribute skips the lookup through the type
+        # the most used attributes skip the lookup through the type
         if name is BODY:
             return self._body if self._body_ready else self.take_body()
+        if name is APP_PROPERTIES:
+            return self.section(I_APP_PROPERTIES)
+        if name is PROPERTIES:
+            return self.section(I_PROPERTIES)
         return PyObject_GenericGetAttr(self, name)
 
     @property
@@ -390,7 +396,10 @@ rbfly_keep_contexts(Message, sizeof(Message))
 cdef enum:
     I_BODY = 6      # the index of the body, for `peek`
 
-cdef str BODY = 'body'      # compared by identity: attribute names in code are interned
+# Compared by identity: attribute names in code are interned.
+cdef str BODY = 'body'
+cdef str PROPERTIES = 'properties'
+cdef str APP_PROPERTIES = 'app_properties'
 cdef object DEFAULT_HEADER = AMQPHeader()
 cdef object DEFAULT_PROPERTIES = AMQPProperties()
 
@@ -466,7 +475,7 @@ cdef int set_section(Message ctx, int index, object value) except -1:
 cdef int set_sections(Message ctx, PyObject **values) except -1:
     cdef int i
     for i in range(6):
-        if values[i] is not <PyObject *> None:
+        if values[i] is not NULL and values[i] is not <PyObject *> None:
             set_section(ctx, i, <object> values[i])
     return 0
 
@@ -505,11 +514,19 @@ cdef object plain_message(object body):
     return ctx
 
 
-cdef object numbered_message(object body, object publish_id):
-    cdef Message ctx = <Message> plain_message(body)
-    if publish_id is not None:
-        set_publish_id(ctx, publish_id, 'publish_id')
-    return ctx
+# The order of the values of `message_of`.
+cdef tuple PARTS = (
+    'publish_id', 'header', 'delivery_annotations', 'annotations', 'properties', 'app_properties',
+    'footer',
+)
+
+
+cdef object message_of(object body, PyObject **values):
+    cdef Message made = plain_message(body)
+    set_sections(made, values + 1)
+    if values[0] is not NULL and values[0] is not <PyObject *> None:
+        set_publish_id(made, <object> values[0], 'publish_id')
+    return made
 
 
 cdef uint64_t check_u64(object value, str name) except? 0:
@@ -561,7 +578,7 @@ def message(
     return made
 
 
-rbfly_set_constructor(Message, plain_message, numbered_message, message)
+rbfly_set_constructor(Message, plain_message, message_of, PARTS, message)
 
 # The names in RbFly 0.10.
 MessageCtx = stream_message_ctx = Message

@@ -1,5 +1,5 @@
 # C helpers that Cython cannot express: strings, cached map keys and small integers without calls,
-# and attributes from a table.  The caches are static, one per module; only `_decode` uses them.
+# keyword arguments, and attributes from a table.  The caches are static, one per module; only `_decode` uses them.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t
@@ -15,10 +15,16 @@ cdef extern from *:
         return by_width[code >> 4];
     }
 
-    /* memcpy for small sizes.  A compiler that knows a bound for n turns memcpy into `rep movs`,
+    /* memcpy, inline for small sizes.  A compiler that knows a bound for n turns memcpy into `rep movs`,
        whose startup takes longer than copying most keys and strings. */
     static inline void rbfly_copy(uint8_t *to, const uint8_t *from, Py_ssize_t n) {
-        if (n > 16) {
+        if (n > 64) {
+            size_t size = (size_t)n;
+    #ifdef __GNUC__
+            __asm__("" : "+r"(size));   /* makes it forget the bound */
+    #endif
+            memcpy(to, from, size);
+        } else if (n > 16) {
             for (Py_ssize_t i = 0; i < n - 16; i += 16) memcpy(to + i, from + i, 16);
             memcpy(to + n - 16, from + n - 16, 16);
         } else if (n >= 8) {
@@ -56,8 +62,17 @@ cdef extern from *:
 
     static inline int rbfly_is_ascii(const uint8_t *p, Py_ssize_t n) {
         uint64_t word, seen = 0;
-        while (n >= 8) { memcpy(&word, p, 8); seen |= word; p += 8; n -= 8; }
-        while (n > 0) { seen |= *p++; n--; }
+        uint32_t first, last;
+        if (n >= 8) {
+            for (Py_ssize_t i = 0; i < n - 8; i += 8) { memcpy(&word, p + i, 8); seen |= word; }
+            memcpy(&word, p + n - 8, 8);
+            seen |= word;
+        } else if (n >= 4) {
+            memcpy(&first, p, 4); memcpy(&last, p + n - 4, 4);
+            seen = first | last;
+        } else if (n > 0) {
+            seen = p[0] | p[n >> 1] | p[n - 1];
+        }
         return (seen & 0x8080808080808080ULL) == 0;
     }
     static inline int rbfly_ascii_data(PyObject *s, const char **data, Py_ssize_t *n) {
@@ -69,8 +84,7 @@ cdef extern from *:
     static inline PyObject *rbfly_ascii(const uint8_t *p, Py_ssize_t n) {
         PyObject *s = PyUnicode_New(n, 127);
         if (s == NULL || n == 0) return s;
-        if (n <= 64) rbfly_copy(PyUnicode_1BYTE_DATA(s), p, n);
-        else memcpy(PyUnicode_1BYTE_DATA(s), p, (size_t)n);
+        rbfly_copy(PyUnicode_1BYTE_DATA(s), p, n);
         return s;
     }
 
@@ -144,6 +158,32 @@ cdef extern from *:
         return rbfly_cache_miss(slot, p, n);
     }
 
+    /* Where to keep an object that belongs to a cached string; NULL for nowhere. */
+    static PyObject *rbfly_kept[RBFLY_CACHE_SLOTS];
+    static inline PyObject **rbfly_place_for(PyObject *s) {
+    #ifdef Py_GIL_DISABLED
+        (void)s;
+        return NULL;
+    #else
+        return &rbfly_kept[((uintptr_t)s >> 4) % RBFLY_CACHE_SLOTS];
+    #endif
+    }
+
+    /* Sort keyword arguments by a tuple of known names; return 0 if another one is among them.
+       Names in code are interned, and mostly in the order of the tuple. */
+    static inline int rbfly_match_keywords(
+            PyObject *names, PyObject *const *values, PyObject *known, PyObject **found) {
+        Py_ssize_t count = PyTuple_GET_SIZE(known), at = 0, tried;
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+            for (tried = 0; PyTuple_GET_ITEM(known, at) != PyTuple_GET_ITEM(names, i); tried++) {
+                if (tried == count) return 0;
+                at = at + 1 == count ? 0 : at + 1;
+            }
+            found[at] = values[i];
+        }
+        return 1;
+    }
+
     /* Add attributes to a class.  `docs` maps their names to docstrings or None; `get` and `set`
        receive the index of the attribute. */
     static int rbfly_add_attributes(PyObject *type, PyObject *docs, getter get, setter set) {
@@ -175,6 +215,7 @@ cdef extern from *:
     bint rbfly_ascii_data(PyObject *s, const char **data, Py_ssize_t *n) noexcept
     str rbfly_ascii(const uint8_t *p, Py_ssize_t n)
     object rbfly_cached_ascii(const uint8_t *p, Py_ssize_t n)
+    PyObject **rbfly_place_for(object s) noexcept
     int rbfly_make_integers() except -1
     object rbfly_integer(int v)
     void rbfly_set_integer(list items, Py_ssize_t i, int v) noexcept

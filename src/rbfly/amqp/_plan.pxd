@@ -45,8 +45,24 @@ cdef class Plan:
     cdef Py_ssize_t count       # of fields
     cdef int construction       # how to make a record
     cdef tuple names            # of fields passed by keyword
+    cdef dict blank             # with the keys of a dict, to copy; None for other records
     cdef object after           # name of the method to call on a record; None for none
     cdef bint strict            # unknown fields are errors
 
 
 cdef object NO_DEFAULT
+
+# Index of the field with a key; -1 for none.
+cdef Py_ssize_t find_field(Plan plan, const uint8_t *key, Py_ssize_t n) noexcept
+# Set the value of a field that a map lacks; the position is that of the map, for errors.
+cdef int use_default(Plan plan, Field *field, PyObject **value, Py_ssize_t position) except -1
+# Make a record from the values of its fields.
+cdef object make_record(Plan plan, PyObject **values)
+
+cdef str name_of(object value)
+# Put a step before the path of the current error: a field, a key or index, or a text.
+cdef object fail_at(Field *field, object key, str step)
+# Fail because a function of the program, or of the type, has refused a value.
+cdef object fail_made(Plan plan, object value, object error, Py_ssize_t position)
+# Fail because the class of a record has raised the current error.
+cdef object fail_making(Plan plan)

@@ -1,13 +1,35 @@
-"""Plans: how to decode the values of a type, without a dict in between.
+"""Plans: how to decode the values of a type, without a dict in between, and make its objects.
 
 :mod:`rbfly.amqp.schema` makes them from annotations.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_Copy
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint8_t
+from libc.string cimport memcmp
+
+from rbfly.amqp._decode cimport keep_error
+from rbfly.amqp._types cimport clip
+
+from rbfly.error import AMQPDecoderError
+
+cdef extern from *:
+    """
+    /* An object of a class without its own __new__. */
+    static PyObject *rbfly_blank(PyObject *type, PyObject *no_arguments) {
+        return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, no_arguments, NULL);
+    }
+    """
+    object rbfly_blank(object cls, tuple no_arguments)
+
+cdef extern from 'Python.h':
+    object PyObject_Vectorcall(object make, PyObject **values, size_t n, PyObject *names)
+    int PyObject_GenericSetAttr(object record, object name, object value) except -1
+    int PyDict_SetItem(object pairs, object key, object value) except -1
 
 cdef dict SCALARS = {
     'Any': ANY, 'None': NULL_, 'bool': BOOL, 'int': INT, 'float': FLOAT, 'str': STR,
@@ -133,5 +155,124 @@ cdef class Plan:
         self.after = after
         self.strict = strict
         self.construction = CONSTRUCTIONS[construction]
+        if self.construction == PAIRS:
+            self.blank = dict.fromkeys([field[0] for field in kept])
         self.work = RECORD
         return self
+
+
+# --- fields ---
+
+cdef Py_ssize_t find_field(Plan plan, const uint8_t *key, Py_ssize_t n) noexcept:
+    cdef Py_ssize_t i
+    for i in range(plan.count):
+        if plan.fields[i].size == n and memcmp(plan.fields[i].key, key, <size_t> n) == 0:
+            return i
+    return -1
+
+
+cdef int use_default(
+    Plan plan, Field *field, PyObject **value, Py_ssize_t position
+) except -1:
+    cdef object found = None
+    if field.default is not NULL:
+        found = <object> field.default
+    elif field.factory is not NULL:
+        try:
+            found = (<object> field.factory)()
+        except MemoryError:
+            raise
+        except Exception as ex:
+            fail_record(plan, ex)
+    elif plan.construction == PAIRS and <object> field.name in plan.names:
+        return 0                # may be missing
+    else:
+        error = AMQPDecoderError(f'required field of {plan.name} is missing', position)
+        error.path = step_to(field)
+        raise error
+    Py_INCREF(found)
+    value[0] = <PyObject *> found
+    return 0
+
+
+cdef bint is_whole(Plan plan, PyObject **values) noexcept:
+    cdef Py_ssize_t i
+    for i in range(plan.count):
+        if values[i] is NULL:
+            return False
+    return True
+
+
+cdef object make_pairs(Plan plan, PyObject **values):
+    cdef Py_ssize_t i
+    # a copy has room for all keys, which are already in it
+    cdef dict record = PyDict_Copy(plan.blank) if is_whole(plan, values) else {}
+    for i in range(plan.count):
+        if values[i] is not NULL:
+            PyDict_SetItem(record, <object> plan.fields[i].name, <object> values[i])
+    return record
+
+
+cdef object make_record(Plan plan, PyObject **values):
+    cdef Py_ssize_t i, n = plan.count
+    if plan.construction == POSITIONS:
+        return PyObject_Vectorcall(plan.make, values, <size_t> n, NULL)
+    if plan.construction == KEYWORDS:
+        return PyObject_Vectorcall(
+            plan.make, values, <size_t> (n - len(plan.names)), <PyObject *> plan.names
+        )
+    if plan.construction == PAIRS:
+        return make_pairs(plan, values)
+    record = rbfly_blank(plan.make, ())
+    for i in range(n):
+        PyObject_GenericSetAttr(record, <object> plan.fields[i].name, <object> values[i])
+    if plan.after is not None:
+        getattr(record, plan.after)()
+    return record
+
+
+# --- errors ---
+
+cdef object fail_at(Field *field, object key, str step):
+    try:
+        keep_error()
+    except AMQPDecoderError as ex:
+        if field is not NULL:
+            step = step_to(field)
+        elif step is None:
+            step = f'[{clip(key)}]'
+        ex.path = step + (ex.path or '')
+        raise
+
+
+cdef str step_to(Field *field):
+    cdef bytes key = PyBytes_FromStringAndSize(<const char *> field.key, field.size)
+    cdef str name = key.decode('utf-8', 'surrogatepass')
+    return f'.{name}' if name.isidentifier() else f'[{name!r}]'
+
+
+cdef str name_of(object value):
+    return 'None' if value is None else type(value).__name__
+
+
+cdef object fail_made(Plan plan, object value, object error, Py_ssize_t position):
+    path, text = '', f'expected {plan.name}, got {clip(value)}'
+    if plan.explain is not None:
+        path, text = plan.explain(error)
+    found = AMQPDecoderError(text, position)
+    found.path = path
+    raise found from error
+
+
+cdef object fail_record(Plan plan, object error):
+    text = str(error) or type(error).__name__
+    raise AMQPDecoderError(f'{plan.name} refused the values: {text}') from error
+
+
+cdef object fail_making(Plan plan):
+    try:
+        keep_error()
+    except (AMQPDecoderError, MemoryError):
+        raise
+    except Exception as ex:
+        fail_record(plan, ex)

@@ -5,7 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from rbfly._cpython cimport rbfly_small_integer
-from rbfly._wire cimport OutBuffer, out_reserve, store_u32, store_u64
+from rbfly._wire cimport OutBuffer, double_bits, out_reserve, store_u32, store_u64
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport rbfly_ascii_data, rbfly_copy
 from rbfly.amqp._types cimport Symbol
@@ -14,7 +14,6 @@ cdef int fail_size(Py_ssize_t n) except -1
 cdef int put_wide(OutBuffer *out, uint8_t code8, const void *data, Py_ssize_t n) except -1
 cdef int put_long_text(OutBuffer *out, object value) except -1
 cdef int put_big_integer(OutBuffer *out, object value) except -1
-cdef int put_double(OutBuffer *out, double v) except -1
 cdef int put_uuid(OutBuffer *out, object value) except -1
 cdef int encode_symbol(OutBuffer *out, Symbol value) except -1
 # Append a uint or ulong; `code` is its wide constructor.
@@ -62,6 +61,16 @@ cdef inline int put_integer(OutBuffer *out, int64_t v) except -1:
         p[0] = codes.LONG
         store_u64(p + 1, <uint64_t> v)
         out.p = p + 9
+    return 0
+
+
+cdef inline int put_double(OutBuffer *out, double v) except -1:
+    cdef uint8_t *p
+    out_reserve(out, 9)
+    p = out.p
+    p[0] = codes.DOUBLE
+    store_u64(p + 1, double_bits(v))
+    out.p = p + 9
     return 0
 
 

@@ -6,7 +6,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport (
-    OutBuffer, double_bits, out_reserve, out_size, put_bytes, put_u8, put_u32, put_u64,
+    OutBuffer, is_beyond_u32, out_reserve, out_size, put_bytes, put_u8, put_u32, put_u64,
 )
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport rbfly_ascii_data
@@ -30,7 +30,7 @@ cdef int fail_size(Py_ssize_t n) except -1:
 
 
 cdef int put_wide(OutBuffer *out, uint8_t code8, const void *data, Py_ssize_t n) except -1:
-    if n > 0xffffffff:
+    if is_beyond_u32(n):
         fail_size(n)
     if out_size(out) > MAX_OUTPUT:
         # a message may contain the same long value many times: it takes memory only when encoded
@@ -107,13 +107,6 @@ cdef int encode_unsigned(OutBuffer *out, object value, int code) except -1:
             put_u64(out, v)
         else:
             put_u32(out, <uint32_t> v)
-    return 0
-
-
-cdef int put_double(OutBuffer *out, double v) except -1:
-    out_reserve(out, 9)
-    put_u8(out, codes.DOUBLE)
-    put_u64(out, double_bits(v))
     return 0
 
 

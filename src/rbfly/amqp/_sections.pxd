@@ -3,6 +3,7 @@
 cimport cython
 
 from rbfly._wire cimport OutBuffer
+from rbfly.amqp._decode cimport Cursor
 
 
 @cython.final
@@ -27,6 +28,10 @@ cdef object check_uint(object value, object limit, str name)
 # other types stay as they are.
 cpdef AMQPHeader received_header(list fields)
 cpdef AMQPProperties received_properties(list fields)
+
+# The same from the bytes, without a list in between; None, with the cursor where it was, if their
+# form is unusual or wrong.
+cdef AMQPProperties decode_properties(Cursor *c)
 
 # Write the list of fields; `count` is the nonzero result of header_length or properties_length.
 cdef Py_ssize_t header_length(AMQPHeader header) except -1

@@ -1,11 +1,14 @@
 """Header, properties, and bodies with several sections (part 3, section 3.2)."""
 
 cimport cython
-from cpython.ref cimport Py_DECREF, Py_INCREF
-from cpython.tuple cimport PyTuple_SET_ITEM
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport OutBuffer, out_reserve, put_u8
 from rbfly.amqp cimport _constructors as codes
+from rbfly.amqp._decode cimport Cursor, decode_value
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._scalars cimport encode_symbol, encode_text, encode_unsigned
@@ -15,6 +18,41 @@ from rbfly.amqp._types cimport (
 
 from rbfly.amqp._types import Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
+
+cdef extern from *:
+    """
+    /* AMQPProperties with keywords only: skip the cost of parsing them. */
+    #define RBFLY_PROPERTIES 13
+    static PyObject *(*rbfly_properties_of)(PyObject **);
+    static PyObject *rbfly_property_names;
+    static vectorcallfunc rbfly_any_properties;
+
+    static PyObject *rbfly_new_properties(
+            PyObject *type, PyObject *const *args, size_t n, PyObject *names) {
+        if (PyVectorcall_NARGS(n) == 0 && names != NULL) {
+            PyObject *values[RBFLY_PROPERTIES];
+            /* in two parts: gcc would clear it with `rep stos`, which takes longer */
+            memset(values, 0, 8 * sizeof(PyObject *));
+            memset(values + 8, 0, (RBFLY_PROPERTIES - 8) * sizeof(PyObject *));
+            if (rbfly_match_keywords(names, args, rbfly_property_names, values))
+                return rbfly_properties_of(values);
+        }
+        return rbfly_any_properties(type, args, n, names);
+    }
+    static void rbfly_set_constructor(
+            PyObject *type, PyObject *(*with_fields)(PyObject **), PyObject *names) {
+        rbfly_properties_of = with_fields;
+        rbfly_property_names = Py_NewRef(names);
+        rbfly_any_properties = ((PyTypeObject *)type)->tp_vectorcall;
+        if (rbfly_any_properties != NULL)
+            ((PyTypeObject *)type)->tp_vectorcall = rbfly_new_properties;
+    }
+    """
+    void rbfly_set_constructor(object type, object (*with_fields)(PyObject **), tuple names)
+
+cdef extern from 'Python.h':
+    PyObject **PySequence_Fast_ITEMS(object items) noexcept
+    bint PyUnicode_IS_ASCII(object text) noexcept
 
 
 cdef bytes data_section(object value):
@@ -227,7 +265,7 @@ cdef object check_property(int index, object value):
     elif index == CONTENT_TYPE or index == CONTENT_ENCODING:
         if type(value) is Symbol:
             return value
-        if type(value) is str and (<str> value).isascii():
+        if type(value) is str and PyUnicode_IS_ASCII(value):
             return new_symbol(value)
         if isinstance(value, str):
             return Symbol(value)
@@ -245,19 +283,17 @@ cdef object check_property(int index, object value):
     raise AMQPEncoderTypeError(f'{name} must be {expected}, not {type(value).__name__}')
 
 
-cdef tuple check_fields(tuple fields):
-    """Check all fields in place: the tuple is new, and no other code has a reference to it."""
+cdef tuple check_fields(PyObject **values):
+    cdef tuple fields = PyTuple_New(PROPERTIES_FIELDS)
     cdef int i
-    cdef object value, kept
     for i in range(PROPERTIES_FIELDS):
-        if fields[i] is None or ((TEXT_FIELDS >> i) & 1 and type(fields[i]) is str):
-            continue
-        value = fields[i]
-        kept = check_property(i, value)
-        if kept is not value:
-            Py_INCREF(kept)
-            Py_DECREF(value)
-            PyTuple_SET_ITEM(fields, i, kept)
+        value = None
+        if values[i] is not NULL and values[i] is not <PyObject *> None:
+            value = <object> values[i]
+            if not ((TEXT_FIELDS >> i) & 1 and type(value) is str):
+                value = check_property(i, value)
+        Py_INCREF(value)
+        PyTuple_SET_ITEM(fields, i, value)
     return fields
 
 
@@ -281,6 +317,42 @@ cpdef AMQPProperties received_properties(list fields):
         if type(values[i]) is str:
             values[i] = new_symbol(values[i])
     properties._fields = tuple(values) + NO_FIELDS[len(values):]
+    return properties
+
+
+cdef AMQPProperties decode_properties(Cursor *c):
+    cdef const uint8_t *p = c.p
+    cdef const uint8_t *outer = c.end
+    cdef const uint8_t *end
+    cdef Py_ssize_t i, count
+    cdef AMQPProperties properties
+    cdef tuple fields
+    cdef bint filled
+    if outer - p < 3 or p[0] != codes.LIST8 or p[1] < 1 or p[1] > outer - p - 2:
+        return None
+    count = p[2]
+    end = p + 2 + p[1]
+    if count > PROPERTIES_FIELDS or count > end - p - 3:
+        return None
+    fields = PyTuple_New(PROPERTIES_FIELDS)
+    c.p = p + 3
+    for i in range(PROPERTIES_FIELDS):
+        value = None
+        if i < count:
+            # leave one byte for each later item, as for other lists
+            c.end = end - (count - 1 - i)
+            value = decode_value(c, 1)
+            if (i == CONTENT_TYPE or i == CONTENT_ENCODING) and type(value) is str:
+                value = new_symbol(value)
+        Py_INCREF(value)
+        PyTuple_SET_ITEM(fields, i, value)
+    filled = c.p == end
+    c.p = p
+    c.end = outer
+    if not filled:
+        return None
+    properties = AMQPProperties.__new__(AMQPProperties)
+    properties._fields = fields
     return properties
 
 
@@ -325,7 +397,7 @@ reply_to_group_id=None)\n--\n
         if fields is not None:
             check_alone(keywords)
             keywords = pad(fields)
-        self._fields = check_fields(keywords)
+        self._fields = check_fields(PySequence_Fast_ITEMS(keywords))
 
     def __repr__(self):
         fields = ', '.join(
@@ -351,6 +423,15 @@ cdef object get_property(object properties, void *index):
 
 
 rbfly_add_attributes(AMQPProperties, dict.fromkeys(PROPERTY_NAMES), get_property, NULL)
+
+
+cdef object properties_of(PyObject **values):
+    cdef AMQPProperties properties = AMQPProperties.__new__(AMQPProperties)
+    properties._fields = check_fields(values)
+    return properties
+
+
+rbfly_set_constructor(AMQPProperties, properties_of, PROPERTY_NAMES)
 
 
 # --- encoding ---

@@ -6,9 +6,9 @@ The keys of a map are compared with the fields in their order: most maps have th
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
 
 from rbfly._cpython cimport rbfly_list, rbfly_list_give
 from rbfly._wire cimport load_double, load_u32, load_u64
@@ -20,9 +20,10 @@ from rbfly.amqp._layout cimport (
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_ascii, rbfly_is_ascii, rbfly_same
 from rbfly.amqp._plan cimport (
-    ANY, BODY, BOOL, BYTES, DATETIME, DICT, FLOAT, FOREIGN, INSTANCE, INT, KEYWORDS, K_BOOL,
-    K_BYTES, K_FLOAT, K_INT, K_LIST, K_MAP, K_NULL, K_OTHER, K_STR, K_TIME, K_UUID, LIST, MADE,
-    NO_DEFAULT, NULL_, ONE_OF, PAIRS, POSITIONS, RECORD, STR, TUPLE, UNION, UUID, Field, Plan,
+    ANY, BODY, BOOL, BYTES, DATETIME, DICT, FLOAT, FOREIGN, INSTANCE, INT, K_BOOL, K_BYTES, K_FLOAT,
+    K_INT, K_LIST, K_MAP, K_NULL, K_OTHER, K_STR, K_TIME, K_UUID, LIST, MADE, NO_DEFAULT, NULL_,
+    ONE_OF, RECORD, STR, TUPLE, UNION, UUID, Field, Plan, fail_at, fail_made, fail_making,
+    find_field, make_record, name_of, use_default,
 )
 from rbfly.amqp._types cimport MAX_DEPTH, Symbol, clip, datetime_class, uuid_class
 
@@ -33,21 +34,13 @@ cdef extern from *:
     """
     /* Take over a reference. */
     #define rbfly_own(found) (found)
-    /* An object of a class without its own __new__. */
-    static PyObject *rbfly_blank(PyObject *type, PyObject *no_arguments) {
-        return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, no_arguments, NULL);
-    }
     """
     object rbfly_own(PyObject *found)
-    object rbfly_blank(object cls, tuple no_arguments)
 
 cdef extern from 'Python.h':
     object PyLong_FromLong(long value)
     object PyLong_FromLongLong(long long value)
     object PyFloat_FromDouble(double value)
-    object PyObject_Vectorcall(object make, PyObject **values, size_t n, PyObject *names)
-    int PyObject_GenericSetAttr(object record, object name, object value) except -1
-    int PyDict_SetItem(object pairs, object key, object value) except -1
 
 # Called without exception propagation: cheaper than try and except.
 ctypedef PyObject *(*raw_take)(Plan plan, Cursor *c, int depth) noexcept
@@ -80,29 +73,6 @@ KIND_OF[codes.UUID] = K_UUID
 
 # --- errors ---
 
-cdef object fail_at(Field *field, object key, str step):
-    """Put a step before the path of the current error: a field, a key or index, or a text."""
-    try:
-        keep_error()
-    except AMQPDecoderError as ex:
-        if field is not NULL:
-            step = step_to(field)
-        elif step is None:
-            step = f'[{clip(key)}]'
-        ex.path = step + (ex.path or '')
-        raise
-
-
-cdef str step_to(Field *field):
-    cdef bytes key = PyBytes_FromStringAndSize(<const char *> field.key, field.size)
-    cdef str name = key.decode('utf-8', 'surrogatepass')
-    return f'.{name}' if name.isidentifier() else f'[{name!r}]'
-
-
-cdef str name_of(object value):
-    return 'None' if value is None else type(value).__name__
-
-
 cdef object mismatch(Plan plan, Cursor *c, const uint8_t *at, object value):
     raise AMQPDecoderError(f'expected {plan.name}, got {name_of(value)}', at - c.start)
 
@@ -111,21 +81,6 @@ cdef object fail_value(Plan plan, Cursor *c, const uint8_t *at):
     """Fail for a value of another type, or one that is malformed."""
     c.p = at
     return mismatch(plan, c, at, decode_value(c, 0))
-
-
-cdef object fail_made(Plan plan, object value, object error, Py_ssize_t position):
-    """Fail because a function of the program, or of the type, has refused a value."""
-    path, text = '', f'expected {plan.name}, got {clip(value)}'
-    if plan.explain is not None:
-        path, text = plan.explain(error)
-    found = AMQPDecoderError(text, position)
-    found.path = path
-    raise found from error
-
-
-cdef object fail_record(Plan plan, object error):
-    text = str(error) or type(error).__name__
-    raise AMQPDecoderError(f'{plan.name} refused the values: {text}') from error
 
 
 # --- scalars ---
@@ -387,14 +342,6 @@ cdef object take_dict(Plan plan, Cursor *c, int depth):
 
 # --- records ---
 
-cdef Py_ssize_t find_field(Plan plan, const uint8_t *key, Py_ssize_t n) noexcept:
-    cdef Py_ssize_t i
-    for i in range(plan.count):
-        if plan.fields[i].size == n and memcmp(plan.fields[i].key, key, <size_t> n) == 0:
-            return i
-    return -1
-
-
 cdef Py_ssize_t take_rare_field(Plan plan, Cursor *c, int depth) except -2:
     """Read a key that is not a short string: -1 if it names no field."""
     cdef bytes text
@@ -456,62 +403,6 @@ cdef inline void keep_last(PyObject **place, PyObject *found) noexcept:
     place[0] = found
     if former is not NULL:
         Py_XDECREF(former)
-
-
-cdef int use_default(
-    Plan plan, Field *field, PyObject **value, Py_ssize_t position
-) except -1:
-    cdef object found = None
-    if field.default is not NULL:
-        found = <object> field.default
-    elif field.factory is not NULL:
-        try:
-            found = (<object> field.factory)()
-        except MemoryError:
-            raise
-        except Exception as ex:
-            fail_record(plan, ex)
-    elif plan.construction == PAIRS and <object> field.name in plan.names:
-        return 0                # may be missing
-    else:
-        error = AMQPDecoderError(f'required field of {plan.name} is missing', position)
-        error.path = step_to(field)
-        raise error
-    Py_INCREF(found)
-    value[0] = <PyObject *> found
-    return 0
-
-
-cdef object make_record(Plan plan, PyObject **values):
-    cdef Py_ssize_t i, n = plan.count
-    if plan.construction == POSITIONS:
-        return PyObject_Vectorcall(plan.make, values, <size_t> n, NULL)
-    if plan.construction == KEYWORDS:
-        return PyObject_Vectorcall(
-            plan.make, values, <size_t> (n - len(plan.names)), <PyObject *> plan.names
-        )
-    if plan.construction == PAIRS:
-        record = {}
-        for i in range(n):
-            if values[i] is not NULL:
-                PyDict_SetItem(record, <object> plan.fields[i].name, <object> values[i])
-        return record
-    record = rbfly_blank(plan.make, ())
-    for i in range(n):
-        PyObject_GenericSetAttr(record, <object> plan.fields[i].name, <object> values[i])
-    if plan.after is not None:
-        getattr(record, plan.after)()
-    return record
-
-
-cdef object fail_making(Plan plan):
-    """The class of a record has raised an exception."""
-    try:
-        keep_error()
-    except (AMQPDecoderError, MemoryError):
-        raise
-    except Exception as ex:
-        fail_record(plan, ex)
 
 
 cdef object take_record(Plan plan, Cursor *c, int depth):

@@ -249,7 +249,7 @@ class Schema:
             )
         if origin is not tuple:
             return None
-        if not args or args[-1] is Ellipsis:
+        if (not args and kind != tuple[()]) or args[-1:] == (Ellipsis,):
             item = self.item(args[0] if args else Any, scope, f'{where}[]').plan
             return Item(Plan(name).made_by(tuple, Plan(name).list_of(item)), ['list'])
         plans = [self.item(arg, scope, f'{where}[{i}]').plan for i, arg in enumerate(args)]
