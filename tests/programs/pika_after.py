@@ -20,7 +20,11 @@ def consume(uri: str, stream: str) -> None:
         rbfly.sync.streams_client(uri) as client,
         client.subscribe(stream, group='billing') as orders,
     ):
-        signal.signal(signal.SIGTERM, lambda *_: orders.stop())
+
+        def stop(number: int, frame: object) -> None:
+            orders.stop()
+
+        signal.signal(signal.SIGTERM, stop)
         for order in orders:
             print(order['id'], flush=True)
 
