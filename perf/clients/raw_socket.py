@@ -3,6 +3,7 @@
 It blocks until data arrives, or polls: it asks for data again and again.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
 from brokers import wire
@@ -11,6 +12,7 @@ from ..lanes import Kind
 from .base import Target, Work, bodies
 
 SUB_ENTRY = 100
+SUBSCRIPTIONS = 256  # on one connection
 
 
 class PollingConnection(wire.Connection):
@@ -73,16 +75,38 @@ class SubEntries(Publish):
 
 
 class Consume(Connected):
-    async def run(self) -> int:
+    """Subscriptions on as many connections as they need; a thread for each connection."""
+
+    async def open(self) -> None:
+        await super().open()
         assert self.kind.stored
-        self.readers = self.kind.stored.readers
-        for number in range(self.readers):
-            self.connection.start_subscription(self.target.stream, number)
-        return self.connection.read_messages(self.count)
+        readers = self.kind.stored.readers
+        self.shares = [(self.connection, min(readers, SUBSCRIPTIONS))]
+        for first in range(SUBSCRIPTIONS, readers, SUBSCRIPTIONS):
+            connection = self.connect(self.target.address, timeout=None)
+            self.shares.append((connection, min(readers - first, SUBSCRIPTIONS)))
+        self.each = 1 / readers
+
+    async def run(self) -> int:
+        if len(self.shares) == 1:
+            return self.read(*self.shares[0])
+        with ThreadPoolExecutor(len(self.shares)) as threads:
+            return sum(threads.map(self.read, *zip(*self.shares, strict=True)))
+
+    def read(self, connection: wire.Connection, readers: int) -> int:
+        for number in range(readers):
+            connection.start_subscription(self.target.stream, number)
+        return connection.read_messages(round(self.count * readers * self.each))
 
     async def finish(self) -> None:
-        for number in range(self.readers):
-            self.connection.unsubscribe(number)
+        for connection, readers in self.shares:
+            for number in range(readers):
+                connection.unsubscribe(number)
+
+    async def close(self) -> None:
+        await super().close()
+        for connection, _ in self.shares[1:]:
+            connection.close()
 
 
 def make(kind: Kind, target: Target, polls: bool = False) -> Work:

@@ -459,6 +459,7 @@ def growth() -> None:
     for count in MANY:
         stored = Stored(frame=1_000, readers=count)
         about = {'series': 'subscriptions', 'rounds': 1, 'size': 1_000 * count, 'stored': stored}
+        about |= RAW
         title = f'by {plural(count, "subscription")}'
         study('growth', f'subscriptions-{count}', title, 1_000_000, 'consume', count, **about)
 

@@ -76,11 +76,13 @@ USES = (
     use(
         'raw-socket',
         'raw_socket',
-        f'{ALL} latency/each,batch,flight sizes/many,read clients/ super-plain',
+        f'{ALL} latency/each,batch,flight sizes/many,read clients/ growth/subscriptions'
+        ' super-plain',
         'blocking socket; frames encoded before the clock starts, with a message, a batch, or up to'
         ' 1,000 messages and 500 KB; tasks: what all tasks send at the same time in one frame;'
         ' sub-publish: 100 sub-entries; confirms counted; consuming: credit for 10 chunks, renewed'
-        ' after each; record counts read from chunk headers',
+        ' after each; record counts read from chunk headers; a connection and a thread for 256'
+        ' subscriptions',
     ),
     use(
         'bare-uvloop',

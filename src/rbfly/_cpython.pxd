@@ -18,7 +18,8 @@ cdef extern from *:
 
     /* Tested with these versions, with the GIL. */
     #define RBFLY_TESTED (PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x03100000)
-    #if RBFLY_TESTED && !RBFLY_PORTABLE && !defined(Py_GIL_DISABLED) && !defined(PYPY_VERSION)
+    #if RBFLY_TESTED && !RBFLY_PORTABLE && !defined(Py_GIL_DISABLED) && !defined(PYPY_VERSION) \\
+        && !defined(Py_TRACE_REFS)
     #define RBFLY_INTERNALS 1
     #else
     #define RBFLY_INTERNALS 0
@@ -86,6 +87,99 @@ cdef extern from *:
         (void)type; (void)base;
     #endif
     }
+
+    /* -- Return a value from tp_iternext.  From 3.12 to 3.14, `await` asks no am_send: it takes the
+       value out of a StopIteration, drops that at once, and then the awaitable.  So one exception
+       can serve all messages, unless a program or a debugger has seen it.
+       Gain: 155 of 292 ns for a message of `async for` on Python 3.14. */
+    #if RBFLY_INTERNALS && PY_VERSION_HEX >= 0x030C0000
+    static PyStopIterationObject *rbfly_stop;  /* has a value until its awaitable is dropped */
+    static PyObject *rbfly_no_args;
+
+    /* Steals the value. */
+    static inline void rbfly_return(PyObject *value) {
+        PyObject *stop;
+        if (rbfly_stop == NULL || rbfly_stop->value != NULL) {
+            stop = PyObject_CallNoArgs(PyExc_StopIteration);
+            if (stop == NULL) {
+                Py_DECREF(value);
+                return;
+            }
+            Py_CLEAR(((PyStopIterationObject *)stop)->value);
+            Py_XSETREF(rbfly_stop, (PyStopIterationObject *)stop);
+        }
+        rbfly_stop->value = value;
+        PyErr_SetRaisedException(Py_NewRef(rbfly_stop));
+    }
+    static inline void rbfly_returned(void) {
+        PyStopIterationObject *stop = rbfly_stop;
+        if (stop == NULL || stop->value == NULL) return;
+        if (Py_REFCNT(stop) != 1 || stop->traceback != NULL || stop->context != NULL
+            || stop->cause != NULL || stop->notes != NULL || stop->dict != NULL
+            || stop->suppress_context || stop->args != rbfly_no_args)
+            Py_CLEAR(rbfly_stop);
+        else
+            Py_CLEAR(stop->value);
+    }
+    static int rbfly_ready_return(void) {
+        rbfly_no_args = PyTuple_New(0);
+        return rbfly_no_args == NULL ? -1 : 0;
+    }
+    #else
+    static inline void rbfly_return(PyObject *value) {
+        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+        Py_DECREF(value);
+        if (stop != NULL) {
+            PyErr_SetObject(PyExc_StopIteration, stop);
+            Py_DECREF(stop);
+        }
+    }
+    static inline void rbfly_returned(void) {}
+    static int rbfly_ready_return(void) { return 0; }
+    #endif
+
+    /* -- Keep the awaitable that was freed last, as it is, for the next one: a loop frees one for
+       each message.  Its first field is its only reference.
+       Gain, with `_copy_body` of the cursor: 24 of 108 ns for a message of `async for`. */
+    #if RBFLY_INTERNALS
+    static PyObject *rbfly_kept;
+    static destructor rbfly_free_next;
+
+    static void rbfly_drop_next(PyObject *o) {
+        PyObject **source = (PyObject **)(o + 1), *released = *source;
+        if (rbfly_kept != NULL) {
+            rbfly_free_next(o);
+        } else {
+            Py_INCREF(Py_None);
+            *source = Py_None;
+            Py_SET_REFCNT(o, 1);
+            rbfly_kept = o;
+            Py_DECREF(released);
+        }
+        rbfly_returned();
+    }
+    static inline int rbfly_keep_next(PyObject *item, PyObject *first) {
+        if (*(PyObject **)(item + 1) != first) {
+            PyErr_SetString(PyExc_SystemError, "layout of NextMessage");
+            return -1;
+        }
+        rbfly_free_next = Py_TYPE(item)->tp_dealloc;
+        Py_TYPE(item)->tp_dealloc = rbfly_drop_next;
+        return rbfly_ready_return();
+    }
+    /* A new reference; NULL if none is kept. */
+    static inline PyObject *rbfly_kept_next(void) {
+        PyObject *o = rbfly_kept;
+        rbfly_kept = NULL;
+        return o;
+    }
+    #else
+    static inline int rbfly_keep_next(PyObject *item, PyObject *first) {
+        (void)item; (void)first;
+        return 0;
+    }
+    static inline PyObject *rbfly_kept_next(void) { return NULL; }
+    #endif
 
     /* -- Append to a list without a function call while it has room.
        Gain: 30 of 537 for a message of a batch. */
@@ -217,6 +311,8 @@ cdef extern from *:
     bint rbfly_same_step(const rbfly_step *step) noexcept
     void rbfly_mark_step(rbfly_step *step) noexcept
     void rbfly_set_next(object type, sendfunc send, iternextfunc next) noexcept
+    int rbfly_keep_next(object item, object first) except -1
+    PyObject *rbfly_kept_next() noexcept
     void rbfly_inherit_anext(object type, object base) noexcept
     list rbfly_list(Py_ssize_t room)
     int rbfly_list_give(list items, PyObject *item) noexcept

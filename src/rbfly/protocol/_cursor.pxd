@@ -1,11 +1,14 @@
+from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from rbfly._turn cimport Turn
+from rbfly._wire cimport load_u32
+from rbfly.amqp._layout cimport data_head
 from rbfly.amqp._message cimport Message
 from rbfly.protocol._batch cimport MessageBatch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
-from rbfly.protocol._decoder cimport Decoder
+from rbfly.protocol._decoder cimport Decoder, rbfly_bytes
 from rbfly.protocol._identity cimport LastChunk
 
 
@@ -93,6 +96,38 @@ cdef class MessageCursor:
         self.last.offset = chunk.next_offset - 1
         self.last.timestamp = chunk.timestamp
         return self._begin(self.last.offset)
+
+    # Return the next body if it only has to be copied, and noting the message runs no other code;
+    # else NULL, without an exception.  Does what `_take_body` does, for the cursor's chunk and last
+    # message; the caller has checked `direct`.
+    cdef inline PyObject *_copy_body(self, Chunk chunk, LastMessage last) noexcept:
+        cdef const uint8_t *p = chunk.p + 4
+        cdef Py_ssize_t n, head
+        cdef PyObject *body
+        if (
+            not chunk.run_left or chunk.end - p < 0 or not self.decoder.plain
+            or last.built is not None or last.owner is not chunk.source
+            or not self.has_delivered or chunk.next_offset >= self.notify_offset
+        ):
+            return NULL
+        n = load_u32(p - 4)
+        if n > chunk.end - p:
+            return NULL
+        head = data_head(p, n)
+        if not head:
+            return NULL
+        body = rbfly_bytes(p + head, n - head)
+        if body is NULL:
+            PyErr_Clear()           # `_take_body` tries again
+            return NULL
+        last.message = p
+        last.size = n
+        last.offset = self.current_offset = chunk.next_offset
+        chunk.p = p + n
+        chunk.run_left -= 1
+        chunk.left -= 1
+        chunk.next_offset += 1
+        return body
 
     # Note a context, or a batch whose first message has that offset.
     cdef inline int _note_built(self, object built, uint64_t offset) except -1:

@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import sys
 import weakref
 from asyncio.tasks import _PyTask  # type: ignore[attr-defined]
 from collections.abc import Callable, Coroutine
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -201,6 +203,132 @@ async def test_coroutine_protocol() -> None:
     never.close()
     with pytest.raises(RuntimeError, match='cannot reuse already awaited'):
         never.send(None)
+
+
+def note(ex: StopIteration) -> None:
+    ex.add_note('seen')
+
+
+def cause(ex: StopIteration) -> None:
+    ex.__cause__ = ValueError()
+
+
+def suppress(ex: StopIteration) -> None:
+    ex.__suppress_context__ = True
+
+
+def context(ex: StopIteration) -> None:
+    ex.__context__ = ValueError()
+
+
+def attribute(ex: StopIteration) -> None:
+    ex.mine = 1  # type: ignore[attr-defined]
+
+
+def arguments(ex: StopIteration) -> None:
+    ex.args = (1, 2)
+
+
+def keep(ex: StopIteration) -> None:
+    KEPT.append(ex)
+
+
+def leave(ex: StopIteration) -> None:
+    return
+
+
+def check_new(ex: StopIteration, body: bytes) -> None:
+    assert ex.value == body
+    assert ex.__traceback__ is not None
+    assert ex.__traceback__.tb_next is None
+    assert (ex.__context__, ex.__cause__, ex.__suppress_context__) == (None, None, False)
+    assert not hasattr(ex, '__notes__')
+    assert not hasattr(ex, 'mine')
+    assert ex.args in ((), (body,))
+
+
+KEPT: list[StopIteration] = []
+
+
+@pytest.mark.parametrize(
+    'change', [leave, note, cause, suppress, context, attribute, arguments, keep]
+)
+@pytest.mark.parametrize('traceback', [False, True])
+async def test_each_stop_iteration_is_a_new_one(
+    change: Callable[[StopIteration], None], traceback: bool
+) -> None:
+    KEPT.clear()
+    reader = Reader()
+    reader.put(b'a', b'b', b'c')
+    for body in (b'a', b'b', b'c'):
+        try:
+            next(anext(reader))  # type: ignore[call-overload]
+        except StopIteration as ex:
+            check_new(ex, body)
+            change(ex)
+            if not traceback:
+                ex.__traceback__ = None
+    assert [ex.value for ex in KEPT] in ([], [b'a', b'b', b'c'])
+
+
+async def test_debugger_that_keeps_exceptions_sees_each_message() -> None:
+    seen: list[StopIteration] = []
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == 'exception' and isinstance(arg[1], StopIteration):
+            seen.append(arg[1])
+        return trace
+
+    reader = Reader()
+    reader.put(b'a', b'b', b'c')
+    before = sys.gettrace()
+
+    async def read() -> list[bytes]:
+        return [await anext(reader) for _ in range(3)]
+
+    sys.settrace(trace)
+    try:
+        found = await read()
+    finally:
+        sys.settrace(before)
+    assert found == [b'a', b'b', b'c']
+    values = [ex.value for ex in seen if isinstance(ex.value, bytes)]
+    assert values == found[: len(values)]
+
+
+async def test_awaitable_that_is_kept_is_not_used_again() -> None:
+    reader = Reader()
+    reader.put(b'a', b'b', b'c')
+    first: Any = anext(reader)
+    assert await first == b'a'
+    second, third = anext(reader), anext(reader)
+    assert len({id(first), id(second), id(third)}) == 3
+    with pytest.raises(RuntimeError, match='cannot reuse already awaited'):
+        await first
+    assert [await third, await second] == [b'b', b'c']
+
+
+async def test_awaited_message_releases_the_subscription() -> None:
+    class Kept(FastSubscription):
+        pass
+
+    reader = Reader()
+    reader.put(b'a', b'b')
+    subscription = Kept(reader, reader)
+    awaited = anext(subscription)
+    assert await awaited == b'a'
+    ref = weakref.ref(subscription)
+    del subscription, awaited
+    assert ref() is None
+
+
+async def test_only_the_program_keeps_a_message() -> None:
+    reader = Reader()
+    reader.put(*[bytes(range(i, i + 20)) for i in range(3)])
+    other = bytes(range(40, 60))
+    for _ in range(3):
+        body = await anext(reader)
+        assert sys.getrefcount(body) == sys.getrefcount(other)
 
 
 @pytest.mark.filterwarnings('error')

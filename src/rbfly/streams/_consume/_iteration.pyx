@@ -8,12 +8,13 @@ cimport cython
 from cpython.object cimport PyObject
 
 from rbfly._cpython cimport (
-    PySendResult, rbfly_inherit_anext, rbfly_mark_step, rbfly_same_step, rbfly_set_next,
-    rbfly_step, rbfly_watch_forks,
+    PySendResult, rbfly_inherit_anext, rbfly_keep_next, rbfly_kept_next, rbfly_mark_step,
+    rbfly_same_step, rbfly_set_next, rbfly_step, rbfly_watch_forks,
 )
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport LAST_SET
 from rbfly.protocol._cursor cimport BODY, LastMessage, MessageCursor
+from rbfly.protocol._decoder cimport rbfly_steal
 
 from asyncio import current_task
 from collections import deque
@@ -47,15 +48,10 @@ cdef extern from *:
         return value == NULL ? PYGEN_ERROR : PYGEN_RETURN;
     }
     static PyObject *rbfly_next_next(PyObject *item) {
-        PyObject *stop, *value;
+        PyObject *value;
         PySendResult sent = rbfly_next_send(item, Py_None, &value);
         if (sent != PYGEN_RETURN) return value;
-        stop = PyObject_CallOneArg(PyExc_StopIteration, value);
-        Py_DECREF(value);
-        if (stop != NULL) {
-            PyErr_SetObject(PyExc_StopIteration, stop);
-            Py_DECREF(stop);
-        }
+        rbfly_return(value);
         return NULL;
     }
     static void rbfly_set_functions(PyObject *(*take)(PyObject *), PyObject *(*start)(PyObject *)) {
@@ -317,14 +313,9 @@ cdef class NextMessage:
     cdef Py_ssize_t limit
 
     def __await__(self):
-        cdef int found = self.kind == FAILED
-        if self.kind < SPENT:
-            found = (<raw_has> has)(self)
-            if found < 0:
-                fail(self)          # `async for` would replace an error raised here by a TypeError
-        if found:
+        if self.kind == BODY and (<FastSubscription> self.source).cursor._has_body():
             return self
-        return start(self).__await__()
+        return await_any(self)
 
     def __iter__(self):
         return self
@@ -345,8 +336,22 @@ cdef class NextMessage:
             start(self).close()
 
 
+cdef object await_any(NextMessage item):
+    cdef int found = item.kind == FAILED
+    if item.kind < SPENT:
+        found = (<raw_has> has)(item)
+        if found < 0:
+            fail(item)              # `async for` would replace an error raised here by a TypeError
+    return item if found else start(item).__await__()
+
+
 cdef NextMessage next_message(FastSubscription subscription, int kind, Py_ssize_t limit):
-    cdef NextMessage item = NextMessage.__new__(NextMessage)
+    cdef NextMessage item
+    cdef PyObject *kept = rbfly_kept_next()
+    if kept is NULL:
+        item = NextMessage.__new__(NextMessage)
+    else:
+        item = <NextMessage> rbfly_steal(kept)
     item.source = subscription
     item.kind = kind
     item.limit = limit
@@ -397,6 +402,24 @@ cdef bint note(NextMessage item, int kind) except -1:
 cdef object take(object item):
     # The message; the item itself if none has arrived or other tasks should run.
     cdef int kind = (<NextMessage> item).kind
+    cdef PyObject *body
+    if (
+        kind == BODY
+        and (<FastSubscription> (<NextMessage> item).source).cursor._has_body()
+        and (<FastSubscription> (<NextMessage> item).source).is_noted()
+        and not (<FastSubscription> (<NextMessage> item).source).cursor.turn._is_over()
+    ):
+        body = (<FastSubscription> (<NextMessage> item).source).cursor._copy_body(
+            (<FastSubscription> (<NextMessage> item).source).cursor.chunk,
+            (<FastSubscription> (<NextMessage> item).source).cursor.last,
+        )
+        if body is not NULL:
+            (<NextMessage> item).kind = SPENT
+            return rbfly_steal(body)
+    return take_any(item, kind)
+
+
+cdef object take_any(object item, int kind):
     if (
         kind < SPENT
         and not (<FastSubscription> (<NextMessage> item).source).cursor.turn._is_over()
@@ -431,5 +454,12 @@ cdef object start(object obj):
     return item.source
 
 
+cdef int keep_next() except -1:
+    cdef NextMessage item = NextMessage.__new__(NextMessage)
+    item.source = NextMessage
+    return rbfly_keep_next(item, item.source)
+
+
+keep_next()
 rbfly_set_functions(take, start)
 rbfly_set_next(NextMessage, rbfly_next_send, rbfly_next_next)
