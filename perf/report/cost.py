@@ -44,4 +44,4 @@ def panel(figure: Figure, title: str, lanes: Sequence[Lane]) -> None:
         (name, Mark(colour=colour, shape=shape)) for name, (_, colour, shape) in SHOWN.items()
     ]
     if rows:
-        figure.rows(title, 'seconds of processor time per million messages', rows, legend, log=True)
+        figure.rows(title, 'CPU seconds per million messages', rows, legend, log=True)
