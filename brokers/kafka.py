@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from . import install, sandbox
+from . import certificate, install, sandbox
 from .broker import Broker
 from .probe import kafka_answers, parse_kafka
 from .state import (
@@ -47,17 +47,23 @@ log4j.appender.out.layout.ConversionPattern=[%d] %p %m (%c)%n
 """
 
 
-def properties(port: int, controller_port: int, data: str) -> str:
-    """The text of `server.properties`."""
+def properties(
+    port: int, controller_port: int, tls_port: int, data: str, certificate: str, key: str
+) -> str:
+    """The text of `server.properties`, which contains the certificate and its key (PEM)."""
     return '\n'.join(
         [
             'process.roles=broker,controller',
             'node.id=1',
             f'controller.quorum.voters=1@{HOST}:{controller_port}',
-            f'listeners=PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}',
-            f'advertised.listeners=PLAINTEXT://{HOST}:{port}',
+            f'listeners=PLAINTEXT://{HOST}:{port},SSL://{HOST}:{tls_port},'
+            f'CONTROLLER://{HOST}:{controller_port}',
+            f'advertised.listeners=PLAINTEXT://{HOST}:{port},SSL://{HOST}:{tls_port}',
             'controller.listener.names=CONTROLLER',
-            'listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT',
+            'listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT',
+            'ssl.keystore.type=PEM',
+            f'ssl.keystore.certificate.chain={one_line(certificate)}',
+            f'ssl.keystore.key={one_line(key)}',
             f'log.dirs={data}',
             'offsets.topic.replication.factor=1',
             'transaction.state.log.replication.factor=1',
@@ -70,11 +76,18 @@ def properties(port: int, controller_port: int, data: str) -> str:
     )
 
 
+def one_line(text: str) -> str:
+    """A value of a properties file with several lines."""
+    return text.replace('\n', '\\n')
+
+
 class Kafka(Broker):
     """A running Kafka; `address` is HOST:PORT."""
 
     kind = 'kafka'
     variable = 'RBFLY_KAFKA'
+    tls_variable = 'RBFLY_KAFKA_TLS'
+    ca_variable = 'RBFLY_KAFKA_CA'
     versions = (install.KAFKA_VERSION,)
 
     def __init__(
@@ -83,6 +96,7 @@ class Kafka(Broker):
         *,
         host: str = HOST,
         controller_port: int = 0,
+        tls_port: int = 0,
         sandbox: sandbox.Sandbox | None = None,
         java: str = 'java',
         jars: str = IMAGE_JARS,
@@ -91,6 +105,7 @@ class Kafka(Broker):
         super().__init__(sandbox, progress)
         self.host = host
         self.port = port
+        self.tls_port = tls_port
         self._controller_port = controller_port
         self._java = java
         self._jars = jars
@@ -100,8 +115,28 @@ class Kafka(Broker):
         host = f'[{self.host}]' if ':' in self.host else self.host
         return f'{host}:{self.port}'
 
+    @property
+    def tls_address(self) -> str:
+        """HOST:PORT of the TLS listener; empty if it is not known."""
+        if self.external:
+            return os.environ.get(self.tls_variable, '')
+        return f'{HOST}:{self.tls_port}' if self.tls_port else ''
+
+    @property
+    def ca_file(self) -> Path | None:
+        """Certificate of the authority of the TLS listener; None if it is not known."""
+        if self.external:
+            path = os.environ.get(self.ca_variable)
+            return Path(path) if path else None
+        return self._own_sandbox.folder / 'srv/server.pem'
+
     def variables(self) -> dict[str, str]:
-        return {self.variable: self.address}
+        found = {
+            self.variable: self.address,
+            self.tls_variable: self.tls_address,
+            self.ca_variable: str(self.ca_file or '') if self.tls_address else '',
+        }
+        return {name: value for name, value in found.items() if value}
 
     def alive(self) -> bool:
         """Whether Kafka is running and answers."""
@@ -125,7 +160,16 @@ class Kafka(Broker):
         try:
             (folder / 'srv').mkdir(parents=True)
             base = self._base
-            text = properties(self.port, self._controller_port, f'{base}/data')
+            chain, key = folder / 'srv/server.pem', folder / 'srv/server.key'
+            certificate.make(chain, key)
+            text = properties(
+                self.port,
+                self._controller_port,
+                self.tls_port,
+                f'{base}/data',
+                chain.read_text(),
+                key.read_text(),
+            )
             (folder / 'srv/server.properties').write_text(text)
             (folder / 'srv/log4j.properties').write_text(LOG4J)
             write_state(folder, self.save())  # findable even if this is interrupted
@@ -159,6 +203,7 @@ class Kafka(Broker):
             'kind': self.kind,
             'complete': self._complete,
             'port': self.port,
+            'tls_port': self.tls_port,
             **self._own_sandbox.save(),
         }
 
@@ -176,7 +221,12 @@ class Kafka(Broker):
         state = read_state(folder)
         if state is None:
             return None
-        broker = cls(state['port'], sandbox=sandbox.load(folder, state), progress=progress)
+        broker = cls(
+            state['port'],
+            tls_port=state.get('tls_port', 0),  # a running one may have been started without TLS
+            sandbox=sandbox.load(folder, state),
+            progress=progress,
+        )
         broker._complete = bool(state['complete'])
         return broker
 
@@ -204,7 +254,8 @@ class Kafka(Broker):
 
 
 def _make(instance: str, progress: Progress) -> Kafka:
-    port, controller_port = free_ports(2)
+    install.ensure_programs({'openssl': 'openssl'}, progress)
+    port, controller_port, tls_port = free_ports(3)
     folder = run_folder(instance)
     unique = f'{instance}-{secrets.token_hex(4)}'
     if engine := sandbox.engine():
@@ -212,6 +263,7 @@ def _make(instance: str, progress: Progress) -> Kafka:
         return Kafka(
             port,
             controller_port=controller_port,
+            tls_port=tls_port,
             progress=progress,
             sandbox=sandbox.Container(folder, unique, engine, IMAGE),
         )
@@ -221,6 +273,7 @@ def _make(instance: str, progress: Progress) -> Kafka:
     return Kafka(
         port,
         controller_port=controller_port,
+        tls_port=tls_port,
         sandbox=sandbox.Host(folder, unique),
         java=java,
         jars=str(jars),

@@ -9,6 +9,7 @@ Frames are `u32 size, u16 key, u16 version, ...` in big-endian order; the key of
 """
 
 import socket
+import ssl
 import struct
 import zlib
 from collections.abc import Callable, Generator, Sequence
@@ -172,21 +173,31 @@ def refuse(key: int, body: bytes) -> None:
 
 
 class Connection:
-    """An open connection without heartbeats, so it may stay idle."""
+    """An open connection without heartbeats, so it may stay idle.
 
-    def __init__(self, uri: str, name: str = 'perf', timeout: float | None = 30) -> None:
+    :param ca_file: certificate of the authority to trust; only needed with TLS.
+    """
+
+    def __init__(
+        self, uri: str, name: str = 'perf', timeout: float | None = 30, ca_file: str = ''
+    ) -> None:
         self.address = address = parse_uri(uri)
-        if address.tls:
-            raise WireError(f'{address} uses TLS, which is not supported here')
+        if address.tls and not ca_file:
+            raise WireError(f'{address} uses TLS: pass the certificate of its authority')
         self.rest = b''
         try:
-            self.socket = socket.create_connection((address.host, address.port), timeout=timeout)
+            self.socket: socket.socket = socket.create_connection(
+                (address.host, address.port), timeout=timeout
+            )
         except OSError as ex:
             raise WireError(
                 f'cannot connect to the broker at {address.host}:{address.port} ({ex})'
             ) from None
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
+            if address.tls:
+                context = ssl.create_default_context(cafile=ca_file)
+                self.socket = context.wrap_socket(self.socket, server_hostname=address.host)
             self._handshake(name)
         except BaseException:
             self.socket.close()

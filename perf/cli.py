@@ -13,7 +13,7 @@ from brokers import cli as brokers
 from brokers.output import Parser, guarded, raise_on_sigterm
 
 from . import CommandError, UsageError, broker_address, environment, lanes
-from .results import read
+from .results import PACKED, packed, read
 from .runs import QUICK_ROUNDS, ROUNDS, do_run, results_folder, say
 
 EPILOG = """\
@@ -23,6 +23,7 @@ examples:
   python -m perf --scenario sizes,latency    two of the studies
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
   python -m perf --resume                    resume the latest run
+  python -m perf cost --rounds 30            what a million messages cost
   python -m perf compare old.jsonl.xz new.jsonl.xz
   python -m perf report run.jsonl.xz         write doc/internals/performance.rst
   python -m perf instructions                count the codec's instructions with valgrind
@@ -84,47 +85,16 @@ def parser() -> argparse.ArgumentParser:
 
     run = command('run', do_run, 'run the benchmarks (the default command)')
     run.add_argument(
-        '--lanes',
-        type=words,
-        default=[],
-        metavar='A,B',
-        help='lanes, libraries, kinds of work or patterns; see `python -m perf list`',
-    )
-    run.add_argument(
         '--scenario',
         type=words,
         default=[],
         metavar='A,B',
         help=f'any of {", ".join(lanes.SCENARIOS)}; default: all',
     )
-    run.add_argument(
-        '--rounds',
-        type=at_least_one,
-        metavar='N',
-        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {lanes.ROUNDS} for studies',
-    )
-    run.add_argument(
-        '--scale',
-        type=scales,
-        default={},
-        metavar='S',
-        help='fraction of the full number of messages: 0.1, or single=0.05,batch=0.2',
-    )
-    run.add_argument(
-        '--seed', type=int, metavar='S', help='seed of the order of lanes; default: random'
-    )
-    size = run.add_mutually_exclusive_group()
-    size.add_argument('--quick', action='store_true', help='few messages, few rounds')
-    size.add_argument('--full', action='store_true', help='the full number of messages (scale 1)')
-    run.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
-    run.add_argument(
-        '--out',
-        type=Path,
-        metavar='FILE',
-        help='result file (JSON lines); it is compressed, and named .xz, when the run is complete',
-    )
+    add_run_options(run)
 
-    add_uri(run)
+    cost = command('cost', do_cost, 'measure what a million messages cost')
+    add_run_options(cost)
 
     compare = command('compare', do_compare, 'compare two result files')
     compare.add_argument('a', type=Path, metavar='A')
@@ -166,12 +136,67 @@ def parser() -> argparse.ArgumentParser:
     return main
 
 
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that run lanes."""
+    parser.add_argument(
+        '--lanes',
+        type=words,
+        default=[],
+        metavar='A,B',
+        help='lanes, libraries, kinds of work or patterns; see `python -m perf list`',
+    )
+    parser.add_argument(
+        '--rounds',
+        type=at_least_one,
+        metavar='N',
+        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {lanes.ROUNDS} for studies',
+    )
+    parser.add_argument(
+        '--scale',
+        type=scales,
+        default={},
+        metavar='S',
+        help='fraction of the full number of messages: 0.1, or single=0.05,batch=0.2',
+    )
+    parser.add_argument(
+        '--seed', type=int, metavar='S', help='seed of the order of lanes; default: random'
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument('--quick', action='store_true', help='few messages, few rounds')
+    size.add_argument('--full', action='store_true', help='the full number of messages (scale 1)')
+    parser.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
+    parser.add_argument(
+        '--out',
+        type=Path,
+        metavar='FILE',
+        help='result file (JSON lines); it is compressed, and named .xz, when the run is complete',
+    )
+
+    add_uri(parser)
+
+
 def add_uri(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a running broker."""
     parser.add_argument('--uri', help='a running RabbitMQ; default: RBFLY_URI')
 
 
 # -- commands
+
+
+def do_cost(args: argparse.Namespace) -> int:
+    """Run the scenario `cost`, print the card, and draw it beside the results (SVG).
+
+    The card has the processor time of client and broker and the bytes on the wire for a million
+    messages.  The brokers run on this machine.
+    """
+    from . import report
+
+    args.scenario = ['cost']
+    if code := do_run(args):
+        return code
+    path = args.out or max(results_folder().glob(f'*{PACKED}'))
+    print(report.draw(path if path.suffix == PACKED else packed(path), 'cost'))
+    return 0
 
 
 def do_compare(args: argparse.Namespace) -> int:

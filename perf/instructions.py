@@ -118,7 +118,7 @@ def load(path: Path) -> dict[str, float]:
 
 def report(found: dict[str, float], earlier: dict[str, float] | None = None) -> Iterator[str]:
     """A table of the counts, compared with those of an earlier run if given."""
-    from .table import align
+    from .cells import align
 
     rows: list[tuple[str, ...]] = [('lane', 'instructions', *(('before', 'ratio') * bool(earlier)))]
     for name, value in found.items():

@@ -2,7 +2,7 @@
 
     {"type": "header", "format": 2, "environment": {...}, "settings": {...}, "left_out": [...]}
     {"type": "result", "lane": ..., "round": ..., "count": ..., "seconds": ..., "cpu_user": ...,
-     "cpu_sys": ..., "max_rss": ...}
+     "cpu_sys": ..., "max_rss": ..., "broker_cpu": ..., "sent": ..., "received": ...}
     {"type": "failure", "lane": ..., "round": ..., "error": ...}
     {"type": "filled", "kind": ..., "count": ..., "chunks": ...}
     {"type": "resumed", "environment": {...}}
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from . import CommandError, lanes
+from . import CommandError, cost, lanes
 from .histogram import Histogram
 from .stats import Interval, ratio_interval
 
@@ -61,8 +61,11 @@ class Results:
         """Add a line of the file."""
         if record['type'] == 'result':
             cpu = (record['cpu_user'] + record['cpu_sys']) / record['count']
-            rate = record['count'] / record['seconds']
-            self.rows.append(record | {'rate': rate, 'cpu_per_message': cpu})
+            per_message = {'rate': record['count'] / record['seconds'], 'cpu_per_message': cpu}
+            for name in cost.COLUMNS:
+                if name in record:
+                    per_message[f'{name}_per_message'] = record[name] / record['count']
+            self.rows.append(record | per_message)
         elif record['type'] == 'failure':
             self.failures.append(record)
         elif record['type'] == 'resumed':

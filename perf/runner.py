@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from time import monotonic, sleep
 from typing import Any
 
-from . import environment, lanes, programs
+from . import cost, environment, lanes, programs
 from .progress import Progress
 from .results import Settings, Writer
 from .store import Store, StoreError
@@ -140,9 +140,15 @@ class Turn:
 
     def open(self) -> None:
         """Connect and warm up."""
-        address = self.store.address if self.store else ''
-        self.ask({'do': 'open', 'address': address, 'stream': self.stream})
+        address, ca_file = (self.store.address, self.store.ca_file) if self.store else ('', '')
+        self.ask({'do': 'open', 'address': address, 'stream': self.stream, 'ca_file': ca_file})
         self.run(self.lane.kind.warm_up, warm_up=True)
+
+    def meter(self) -> AbstractContextManager[dict[str, float]]:
+        """What measures the costs of this kind of work, if they are wanted."""
+        if not self.lane.kind.metered or self.store is None:
+            return nullcontext({})
+        return cost.meter(self.store.address, [worker.process.pid for worker in self.workers])
 
     def run(self, count: int, warm_up: bool = False) -> dict[str, Any]:
         """Let the lane work, then compare its report with the messages in the broker."""
@@ -161,7 +167,9 @@ class Turn:
                 f'round trip of {min(trips) * 1000:.3f} ms despite {kind.delay} ms of injected'
                 ' latency'
             )
-        answer = combine(self.ask({'do': 'run'}, TIMEOUT + count / kind.slowest))
+        with self.meter() as costs:
+            answer = combine(self.ask({'do': 'run'}, TIMEOUT + count / kind.slowest))
+        answer |= costs
         if trips:
             answer['round_trip'] = max(trips)
         reported = answer['count']
@@ -202,6 +210,8 @@ def combine(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def record(lane: lanes.Lane, number: int, answer: dict[str, Any]) -> dict[str, Any]:
     """Create the line of the result file."""
     also = {name: answer[name] for name in ('histograms', 'late', 'round_trip') if answer.get(name)}
+    costs = {name: answer[name] for name in cost.COLUMNS if name in answer}
+    also |= {name: digits(x) if isinstance(x, float) else x for name, x in costs.items()}
     return {
         'type': 'result',
         'lane': lane.name,
@@ -233,7 +243,9 @@ def streams(
                 continue
             store = stores[lane.broker]
             kind = lane.kind
-            stream = f'perf-{token}-{kind.name if kind.stored else lane.name}'
+            # several stores may be of the same broker, which has their streams
+            shared = f'{lane.broker}-{kind.name}'
+            stream = f'perf-{token}-{shared if kind.stored else lane.name}'
             names[lane.name] = stream
             if (store, stream) in created:
                 continue

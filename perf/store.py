@@ -40,12 +40,14 @@ class Store(ABC):
     """Streams, or topics, of one broker.
 
     :ivar address: where lanes connect.
+    :ivar ca_file: certificate of the authority that lanes trust; empty without TLS.
     :ivar chunks: number of chunks counted, by stream; 0 if the broker has no chunks.
     :ivar far: sets the latency added to each round trip, in milliseconds.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, ca_file: str = '') -> None:
         self.address = address
+        self.ca_file = ca_file
         self.chunks: dict[str, int] = {}
         self.far: Callable[[float], None] = no_delay
 
@@ -88,8 +90,8 @@ class RabbitStore(Store):
     :param address: where lanes connect, if different.
     """
 
-    def __init__(self, uri: str, address: str = '') -> None:
-        super().__init__(address or uri)
+    def __init__(self, uri: str, address: str = '', ca_file: str = '') -> None:
+        super().__init__(address or uri, ca_file)
         self.uri = uri
         self.counted: dict[str, tuple[int, int]] = {}  # next offset, messages before it
         self.leaders: dict[str, str] = {}  # URIs of nodes, by partition; only in a cluster
@@ -175,25 +177,35 @@ class RabbitStore(Store):
 
 
 class KafkaStore(Store):
+    """Counts by reading offsets.
+
+    :param direct: address for counting, without TLS.
+    :param address: where lanes connect, if different.
+    """
+
+    def __init__(self, direct: str, address: str = '', ca_file: str = '') -> None:
+        super().__init__(address or direct, ca_file)
+        self.direct = direct
+
     def about(self) -> dict[str, str]:
-        kafka.connect(self.address).close()
+        kafka.connect(self.direct).close()
         return {'product': 'Kafka'}
 
     def create(self, stream: str) -> None:
-        kafka.create_topic(self.address, stream)
-        kafka.count(self.address, stream)  # waits until the topic has a leader
+        kafka.create_topic(self.direct, stream)
+        kafka.count(self.direct, stream)  # waits until the topic has a leader
         self.chunks[stream] = 0
 
     def fill(self, stream: str, count: int, stored: Stored) -> None:
         from .clients.aiokafka import fill  # the consuming lanes check the messages
 
-        asyncio.run(fill(self.address, stream, count, stored))
+        asyncio.run(fill(self.direct, stream, count, stored))
 
     def count(self, stream: str) -> int:
-        return kafka.count(self.address, stream)
+        return kafka.count(self.direct, stream)
 
     def delete(self, stream: str) -> None:
-        kafka.delete_topic(self.address, stream)
+        kafka.delete_topic(self.direct, stream)
 
 
 @contextmanager
@@ -226,9 +238,11 @@ def connect(
     broker: str, far: Callable[[], DelayedBroker], cluster: Callable[[], RabbitMQ]
 ) -> Store:
     """Connect to a broker; start those that runs do not share."""
-    if broker == 'kafka':
-        return KafkaStore(broker_address.find(broker))
     protocol, _, suffix = broker.partition('-')
+    if protocol == 'kafka' or suffix == 'tls':
+        direct = broker_address.find(protocol)
+        secure = broker_address.find_tls(protocol) if suffix else ()
+        return (KafkaStore if protocol == 'kafka' else RabbitStore)(direct, *secure)
     if not suffix:
         uri = broker_address.find('rabbitmq')
         return RabbitStore(uri, '' if protocol == 'rabbitmq' else broker_address.find(protocol))

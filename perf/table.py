@@ -1,31 +1,25 @@
 """The tables that a run and a comparison print, as lines of text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
-from . import environment, lanes
+from . import cost_card, environment, lanes
+from .cells import align, ratio
 from .results import Results
 from .stats import Interval, median_interval, ratio_interval
 
+RATIOS = ('rate', 'cpu_per_message')
 HEAD = ('lane', 'rounds', 'rate/s', '95 % interval', 'CPU us', 'peak MiB')
-
-
-def align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Pad the columns: the first is text, the others are numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        first, *others = row
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        yield '  '.join(cells).rstrip()
-
-
-def ratio(interval: Interval) -> str:
-    return f'{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]'
 
 
 def rates(interval: Interval) -> str:
     return f'[{interval.low:,.0f}, {interval.high:,.0f}]'
+
+
+def quotient(results: Results, name: str, other: str, column: str) -> str:
+    """The ratio of two lanes; empty if the other one has failed or has no results."""
+    found = None if other in results.failed() else results.ratio(name, other, column)
+    return ratio(found) if found else ''
 
 
 def summary(results: Results) -> Iterator[str]:
@@ -38,7 +32,8 @@ def summary(results: Results) -> Iterator[str]:
             continue
         of = 'floor' if kind.floor else 'rbfly'
         ours = next((name for name in chosen if name.startswith('rbfly')), '')
-        rows: list[tuple[str, ...]] = [(*HEAD, f'÷ {of}', f'CPU ÷ {of}')]
+        secure = ('÷ plain', 'CPU ÷ plain') if kind.plain else ()
+        rows: list[tuple[str, ...]] = [(*HEAD, f'÷ {of}', f'CPU ÷ {of}', *secure)]
         for name in chosen:
             values = list(results.column(name, 'rate').values())
             if name in failed or not values:
@@ -49,16 +44,19 @@ def summary(results: Results) -> Iterator[str]:
             cells = [name, str(len(values)), f'{rate.value:,.0f}', rates(rate)]
             cells += [f'{cpu:.2f}' if cpu >= 1 else f'{cpu:.3f}', f'{peak:.0f}']
             other = lanes.find(name).floor if kind.floor else ours
-            for column in ('rate', 'cpu_per_message') if name != other else ():
-                found = None if other in failed else results.ratio(name, other, column)
-                cells.append(ratio(found) if found else '')
+            if name != other:
+                cells += [quotient(results, name, other, column) for column in RATIOS]
             cells += [of, ''] if name == other else []
+            if secure:
+                plain = lanes.find(name).plain
+                cells += [quotient(results, name, plain, column) for column in RATIOS]
             rows.append(tuple(cells))
         count = settings.counts[kind.name]
         yield ''
         yield f'{kind.scenario}, {kind.name}: {kind.title}; {count:,} messages per round'
         if len(rows) > 1:
             yield from align(rows)
+    yield from cost_card.card(results)
     for name, error in failed.items():
         yield ''
         yield f'FAILED {name}: {error}'
@@ -100,6 +98,7 @@ def compare(a: Results, b: Results) -> Iterator[str]:
         return
     yield ''
     yield from align(rows)
+    yield from cost_card.compare(a, b)
     yield from notes
     for results, title in ((a, 'A'), (b, 'B')):
         for name, error in results.failed().items():

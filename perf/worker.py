@@ -3,9 +3,9 @@
 The worker reads commands from standard input and answers on standard output, one JSON line each.
 Output of the library goes to standard error.
 
-    {"do": "open", "address": "...", "stream": "..."}   -> {"loop": "..."}
-    {"do": "prepare", "count": 1000}                    -> {}
-    {"do": "run"}                                       -> {"count": 1000, "begun": ..., ...}
+    {"do": "open", "address": "...", "stream": "...", "ca_file": ""}   -> {"loop": "..."}
+    {"do": "prepare", "count": 1000}                                   -> {}
+    {"do": "run"}                                     -> {"count": 1000, "begun": ..., ...}
 
 `begun` and `ended` are seconds of the machine's monotonic clock, which all processes share.  If the
 kind of work has a delay, `prepare` measures a round trip and returns it as `round_trip`.  At the
@@ -87,7 +87,8 @@ async def serve(lane: lanes.Lane, reply: Callable[[dict[str, Any]], None]) -> No
         async for line in commands:
             command = json.loads(line)
             if command['do'] == 'open':
-                target = Target(command['address'], command['stream'])
+                ca_file = command.get('ca_file', '')
+                target = Target(command['address'], command['stream'], ca_file)
                 made = clients.make(lane, target)
                 await made.open()
                 work = made
@@ -108,6 +109,17 @@ async def serve(lane: lanes.Lane, reply: Callable[[dict[str, Any]], None]) -> No
             await work.close()
 
 
+def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What creates the event loop of a lane; None for that of asyncio."""
+    if name == 'none':
+        return None
+    create: Callable[[], asyncio.AbstractEventLoop]
+    create = importlib.import_module('uvloop').new_event_loop
+    if name == 'aiofastnet':
+        create = importlib.import_module('aiofastnet').loop_factory(create)
+    return create
+
+
 def main(argv: list[str]) -> int:
     out = os.dup(1)
     os.dup2(2, 1)
@@ -117,10 +129,7 @@ def main(argv: list[str]) -> int:
 
     try:
         lane = lanes.find(argv[0])
-        factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-        if lane.use.loop == 'uvloop':
-            factory = importlib.import_module('uvloop').new_event_loop
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=loop_factory(lane.use.loop)) as runner:
             runner.run(serve(lane, reply))
     except Exception as ex:
         reply({'error': f'{type(ex).__name__}: {ex}'})

@@ -36,7 +36,8 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv('RBFLY_CACHE', str(tmp_path / 'cache'))
     monkeypatch.setenv('RBFLY_ENGINE', 'none')
     addresses = ('RBFLY_URI', 'RBFLY_TLS_URI', 'RBFLY_TLS_CA', 'RBFLY_AMQP_URI', 'RBFLY_KAFKA')
-    for name in (*addresses, 'RBFLY_RABBITMQ', install.INSIDE):
+    secure = ('RBFLY_KAFKA_TLS', 'RBFLY_KAFKA_CA')
+    for name in (*addresses, *secure, 'RBFLY_RABBITMQ', install.INSIDE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -120,12 +121,28 @@ def test_save_and_load_rabbitmq(tmp_path: Path) -> None:
 
 def test_save_and_load_kafka(tmp_path: Path) -> None:
     """Loading restores the saved port and sandbox."""
-    made = kafka.Kafka(1234, sandbox=sandbox.Container(tmp_path, 'x', 'podman', kafka.IMAGE))
+    box = sandbox.Container(tmp_path, 'x', 'podman', kafka.IMAGE)
+    made = kafka.Kafka(1234, tls_port=5678, sandbox=box)
     state.write_state(tmp_path, made.save())
     found = kafka.Kafka.load(tmp_path)
     assert found is not None
     assert found.save() == made.save()
-    assert found.address == '127.0.0.1:1234'
+    assert found.variables() == {
+        'RBFLY_KAFKA': '127.0.0.1:1234',
+        'RBFLY_KAFKA_TLS': '127.0.0.1:5678',
+        'RBFLY_KAFKA_CA': f'{tmp_path}/srv/server.pem',
+    }
+
+
+def test_kafka_without_tls_listener(tmp_path: Path) -> None:
+    """The state of a Kafka that was started without a TLS listener still loads."""
+    box = sandbox.Container(tmp_path, 'x', 'podman', kafka.IMAGE)
+    saved = kafka.Kafka(1234, sandbox=box).save()
+    del saved['tls_port']
+    state.write_state(tmp_path, saved)
+    found = kafka.Kafka.load(tmp_path)
+    assert found is not None
+    assert found.variables() == {'RBFLY_KAFKA': '127.0.0.1:1234'}
 
 
 def test_process_is_identified_by_start_time() -> None:
@@ -398,8 +415,12 @@ def test_variables(tmp_path: Path) -> None:
 
 def test_kafka_properties() -> None:
     """All listeners are on loopback."""
-    lines = dict(line.split('=', 1) for line in kafka.properties(1, 2, '/d').splitlines() if line)
-    assert lines['listeners'] == 'PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2'
+    text = kafka.properties(1, 2, 3, '/d', 'CERTIFICATE\nA=\n', 'KEY\nB\n')
+    lines = dict(line.split('=', 1) for line in text.splitlines() if line)
+    secure = 'SSL://127.0.0.1:3'
+    assert lines['listeners'] == f'PLAINTEXT://127.0.0.1:1,{secure},CONTROLLER://127.0.0.1:2'
+    assert lines['ssl.keystore.certificate.chain'] == 'CERTIFICATE\\nA=\\n'
+    assert lines['ssl.keystore.key'] == 'KEY\\nB\\n'
     assert lines['controller.quorum.voters'] == '1@127.0.0.1:2'
     assert lines['log.dirs'] == '/d'
 

@@ -15,6 +15,12 @@ from .open_loop import OpenLoop
 RECORD = 32
 
 
+def secure(target: Target) -> dict[str, Any]:
+    """The arguments that a listener with TLS needs."""
+    context = target.tls_context
+    return {'security_protocol': 'SSL', 'ssl_context': context} if context else {}
+
+
 def producer(address: str, **options: Any) -> Any:
     return AIOKafkaProducer(
         bootstrap_servers=address, acks='all', value_serializer=msgpack.packb, **options
@@ -31,7 +37,8 @@ class Publish(Work):
     async def open(self) -> None:
         # the default size, unless a batch needs more
         size = max(16_384, self.kind.size * RECORD if self.kind.work == 'batch' else 0)
-        self.producer = producer(self.target.address, linger_ms=0, max_batch_size=size)
+        options = secure(self.target)
+        self.producer = producer(self.target.address, linger_ms=0, max_batch_size=size, **options)
         await self.producer.start()
 
     async def close(self) -> None:
@@ -93,7 +100,7 @@ class Consume(Work):
         self.partition = TopicPartition(target.stream, 0)
 
     async def open(self) -> None:
-        self.consumer = consumer(self.target.address)
+        self.consumer = consumer(self.target.address, **secure(self.target))
         await self.consumer.start()
 
     async def run(self) -> int:

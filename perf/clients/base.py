@@ -1,5 +1,6 @@
 """The interface between a lane's code and the process that runs it."""
 
+import ssl
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,17 @@ class Target:
 
     :ivar address: URI of RabbitMQ, or host:port of Kafka.
     :ivar stream: name of the stream or topic; the runner creates and deletes it.
+    :ivar ca_file: certificate of the broker's authority; empty without TLS.
     """
 
     address: str
     stream: str
+    ca_file: str = ''
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """A context that trusts the authority; None without TLS."""
+        return ssl.create_default_context(cafile=self.ca_file) if self.ca_file else None
 
 
 class Work(ABC):

@@ -4,34 +4,38 @@ It blocks until data arrives, or polls: it asks for data again and again.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from socket import socket
 from time import perf_counter
+from typing import cast
 
 from brokers import wire
 
 from ..lanes import Kind
 from .base import Target, Work, bodies
+from .polling_socket import PollingSocket
 
 SUB_ENTRY = 100
 SUBSCRIPTIONS = 256  # on one connection
 
 
 class PollingConnection(wire.Connection):
-    def receive(self) -> bytes:
-        receive = super().receive
-        while True:
-            try:
-                return receive()
-            except BlockingIOError:
-                pass
+    """A connection that polls once it is open."""
+
+    def __init__(self, uri: str, timeout: float | None, ca_file: str) -> None:
+        super().__init__(uri, timeout=timeout, ca_file=ca_file)
+        self.socket = cast(socket, PollingSocket(self.socket))
 
 
 class Connected(Work):
     """What these lanes share: one connection."""
 
-    connect = wire.Connection
+    def __init__(self, kind: Kind, target: Target, polls: bool = False) -> None:
+        super().__init__(kind, target)
+        self.connect = PollingConnection if polls else wire.Connection
 
     async def open(self) -> None:
-        self.connection = self.connect(self.target.address, timeout=None)
+        target = self.target
+        self.connection = self.connect(target.address, timeout=None, ca_file=target.ca_file)
 
     async def round_trip(self) -> float:
         start = perf_counter()
@@ -54,14 +58,6 @@ class Publish(Connected):
 
     async def run(self) -> int:
         return self.connection.publish(self.messages, self.kind.frame, self.kind.window)
-
-
-class PollingPublish(Publish):
-    connect = PollingConnection
-
-    async def open(self) -> None:
-        await super().open()
-        self.connection.socket.setblocking(False)
 
 
 class SubEntries(Publish):
@@ -110,7 +106,5 @@ class Consume(Connected):
 
 
 def make(kind: Kind, target: Target, polls: bool = False) -> Work:
-    if kind.stored:
-        return Consume(kind, target)
-    way = SubEntries if kind.work == 'sub-publish' else PollingPublish if polls else Publish
-    return way(kind, target)
+    way = Consume if kind.stored else SubEntries if kind.work == 'sub-publish' else Publish
+    return way(kind, target, polls)

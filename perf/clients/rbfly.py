@@ -58,6 +58,8 @@ class Client(Work):
 
             provider = MeterProvider([InMemoryMetricReader()])
             self.options = options | {'metrics': rbfly.otel.metrics(provider)}
+        if context := target.tls_context:
+            self.options = {**self.options, 'ssl': context}
         self.stack = AsyncExitStack()
 
     async def open(self) -> None:

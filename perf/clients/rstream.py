@@ -24,10 +24,11 @@ from .open_loop import OpenLoop
 CREDIT = 10  # chunks; rstream's default
 
 
-def account(uri: str) -> dict[str, Any]:
+def account(target: Target) -> dict[str, Any]:
     """The broker's address and credentials, as arguments for rstream."""
-    address = parse_uri(uri)
+    address = parse_uri(target.address)
     return {
+        'ssl_context': target.tls_context,
         'host': address.host,
         'port': address.port,
         'vhost': address.vhost,
@@ -46,7 +47,7 @@ class Publish(Work):
         self.waiter: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
-        self.producer = Producer(**account(self.target.address))
+        self.producer = Producer(**account(self.target))
         await self.producer.start()
 
     async def prepare(self, count: int) -> None:
@@ -112,7 +113,7 @@ class Single(Publish):
 
 class Consume(Work):
     async def open(self) -> None:
-        self.consumer = Consumer(**account(self.target.address))
+        self.consumer = Consumer(**account(self.target))
         await self.consumer.start()
 
     async def prepare(self, count: int) -> None:
@@ -156,7 +157,7 @@ class AtFixedRate(OpenLoop):
     """
 
     async def open(self) -> None:
-        options = account(self.target.address)
+        options = account(self.target)
         self.consumer = Consumer(**options)
         self.producer = Producer(**options)
         await self.consumer.start()

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from .. import UsageError, programs
+from . import cost, libraries, tls
 from .kinds import KINDS, ROUNDS, SCENARIOS
-from .libraries import DISTRIBUTION, LIBRARIES, REFERENCES, USES
+from .libraries import DISTRIBUTION, LIBRARIES, REFERENCES
 from .model import Kind, Lane, Library, Scenario, Stored
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     'versions',
 ]
 
+USES = (*libraries.USES, *tls.USES, *cost.USES)
 LANES = {lane.name: lane for lane in (Lane(use, KINDS[kind]) for use in USES for kind in use.kinds)}
 
 # Commands that install the missing packages.

@@ -135,6 +135,16 @@ SCENARIOS = {
         'nodes that lead partitions',
         {'publish': 'published by key', 'consume': 'consumed from all partitions'},
     ),
+    'tls': Scenario(
+        'TLS',
+        'the same work with and without TLS, in the same rounds; messages of 10 bytes unless stated'
+        ' otherwise',
+    ),
+    'cost': Scenario(
+        'What a million messages cost',
+        'processor time of client and broker, and bytes on the wire: messages of 10 bytes, with up'
+        ' to 10,000 in flight, and read from first to last',
+    ),
     'growth': Scenario(
         'Growth',
         'the cost per message as messages, streams and subscriptions grow in number',

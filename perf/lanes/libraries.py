@@ -19,11 +19,13 @@ LIBRARIES = {
         Library('rbfly-1-worker', 'RbFly (1 worker)', (DISTRIBUTION,)),
         Library('rbfly-16-workers', 'RbFly (16 workers)', (DISTRIBUTION,)),
         Library('rbfly-pipe', 'RbFly (pipe)', (DISTRIBUTION,)),
+        Library('rbfly-aiofastnet', 'RbFly (aiofastnet)', (DISTRIBUTION, 'uvloop')),
         Library('rbfly-traced', 'RbFly (traced)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rbfly-metrics', 'RbFly (metrics)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rstream', 'rstream', ('rstream',)),
         Library('proton', 'Qpid Proton', ('python-qpid-proton',)),
         Library('aiokafka', 'aiokafka (Kafka)', ('aiokafka', 'msgpack')),
+        Library('confluent', 'confluent-kafka (Kafka)', ('confluent-kafka', 'msgpack')),
         Library('pika', 'pika (AMQP 0.9.1)', ('pika',)),
         Library('aio-pika', 'aio-pika (AMQP 0.9.1)', ('aio-pika',)),
         Library('go', 'Go client', program='go'),
@@ -38,8 +40,9 @@ LIBRARIES = {
 }
 REFERENCES = ('msgspec',)  # writes another format
 
-WITHOUT_LOOP = ('raw-socket', 'raw-socket-polling', 'go', 'java')
-BROKERS = {'aiokafka': 'kafka', 'pika': 'amqp', 'aio-pika': 'amqp'}
+WITHOUT_LOOP = ('raw-socket', 'raw-socket-polling', 'confluent', 'go', 'java')
+LOOPS = {'rbfly-aiofastnet': 'aiofastnet'}
+BROKERS = {'aiokafka': 'kafka', 'confluent': 'kafka', 'pika': 'amqp', 'aio-pika': 'amqp'}
 
 
 def use(name: str, module: str, kinds: str, how: str, part: float = 1, **options: Any) -> Use:
@@ -52,7 +55,7 @@ def use(name: str, module: str, kinds: str, how: str, part: float = 1, **options
     for word in kinds.split():
         scenario, slash, series = word.partition('/')
         found += names(scenario, *filter(None, series.split(','))) if slash else [word]
-    loop = 'none' if name in WITHOUT_LOOP else 'uvloop'
+    loop = 'none' if name in WITHOUT_LOOP else LOOPS.get(name, 'uvloop')
     broker = BROKERS.get(name, 'rabbitmq')
     return Use(LIBRARIES[name], module, tuple(found), how, loop, broker, part, options)
 

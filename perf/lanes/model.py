@@ -74,6 +74,8 @@ class Kind:
     :ivar delay: injected round-trip time in milliseconds; None to inject nothing.
     :ivar rate: messages per second of an open loop; 0 for a closed loop.
     :ivar rounds: maximum number of rounds to take part in; 0 for all.
+    :ivar plain: the same work without TLS; this one uses TLS, unless empty.
+    :ivar metered: whether the broker's processor time and the bytes on the wire are measured.
     """
 
     name: str
@@ -104,6 +106,8 @@ class Kind:
     delay: int | None = None
     rate: int = 0
     rounds: int = 0
+    plain: str = ''
+    metered: bool = False
 
     def count(self, scale: float) -> int:
         """Messages per round at this scale."""
@@ -184,12 +188,19 @@ class Lane:
         """The broker it uses, with a suffix if it is not the usual one; empty for none."""
         if self.kind.nodes:
             return f'{self.use.broker}-cluster'
+        if self.kind.plain:
+            return f'{self.use.broker}-tls'
         return self.use.broker + ('-far' if self.kind.delay is not None else '')
 
     @property
     def floor(self) -> str:
         """Name of its floor, which need not exist; a lane that polls has one that polls."""
         return f'{self.kind.floor}{POLLING if self.polls else ""}-{self.kind.name}'
+
+    @property
+    def plain(self) -> str:
+        """Name of the lane that does the same without TLS; empty if this one uses none."""
+        return f'{self.library.name}-{self.kind.plain}' if self.kind.plain else ''
 
     @property
     def polls(self) -> bool:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import page
+from ..lanes import SCENARIOS
+from . import figures, page
 from .model import Report
 
-__all__ = ['Report', 'write']
+__all__ = ['Report', 'draw', 'write']
 
 
 def write(paths: Sequence[Path], folder: Path) -> Path:
@@ -30,4 +31,17 @@ def write(paths: Sequence[Path], folder: Path) -> Path:
         (studies / f'{name}.rst').write_text(study, encoding='utf-8')
     path = folder / 'performance.rst'
     path.write_text(text, encoding='utf-8')
+    return path
+
+
+def draw(path: Path, scenario: str) -> Path:
+    """Write the figure of a scenario beside its result file; return its path (SVG).
+
+    :raises CommandError: no lane has results.
+    """
+    found = figures.figure(Report.read([path]), scenario)
+    text = '\n'.join(found.lines(SCENARIOS[scenario].title))
+    text = text.replace('<svg ', '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    path = path.with_name(path.name.partition('.')[0] + '.svg')
+    path.write_text(text + '\n', encoding='utf-8')
     return path

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..lanes import LIBRARIES, Kind
+from .cost import panel
 from .model import Lane, Report, rank
 from .svg import Figure, Mark, short
 
@@ -17,6 +18,8 @@ COLOURS = {
     'rbfly-polling': '#0072B2',
     'rstream': '#009E73',
     'aiokafka': '#CC79A7',
+    'confluent': '#56B4E9',
+    'rbfly-aiofastnet': '#0072B2',
     'proton': '#56B4E9',
     'msgspec': '#0072B2',
     'pika': '#56B4E9',
@@ -29,7 +32,11 @@ QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
 LATENCIES = ('confirm', 'end to end')
 
 # Of scenarios with many kinds of work, those that the figure shows.
-DRAWN = {'codec': ('encode-into-seed', 'encode-seed', 'decode-seed'), 'consume': ('consume',)}
+DRAWN = {
+    'codec': ('encode-into-seed', 'encode-seed', 'decode-seed'),
+    'consume': ('consume',),
+    'tls': ('tls-batch', 'tls-window', 'tls-consume'),
+}
 
 # The kinds of work in the overview.
 OVERVIEW = {
@@ -91,7 +98,10 @@ def figure(report: Report, scenario: str) -> Figure:
             for kind in kinds:
                 if kind.name in DRAWN.get(scenario, (kind.name,)):
                     shown = [lane for lane in report.of_kind(kind.name) if not lane.polls]
-                    bars(figure, kind.title, [(lane.library.title, lane) for lane in shown])
+                    if kind.metered:
+                        panel(figure, kind.title, shown)
+                    else:
+                        bars(figure, kind.title, [(lane.library.title, lane) for lane in shown])
         elif scenario == 'percentiles':
             for kind in kinds:
                 latencies(figure, report, kind)

@@ -6,6 +6,7 @@ from typing import Any
 from .. import environment, lanes, stats
 from ..lanes import Kind
 from ..stats import Interval
+from .cost import costs
 from .figures import LATENCIES, QUANTILES, figure, label, overview
 from .model import Lane, Report, Run
 from .rst import bullets, capital, code, heading, moment, names, paragraph, plain, sentence, table
@@ -27,6 +28,14 @@ GOALS: tuple[tuple[str, str, float, float | None], ...] = (
     ('rbfly-decode-seed', 'msgspec-decode-seed', 0.8, None),
     ('rbfly-decode-typed-order', 'msgspec-decode-typed-order', 1.0, None),
     ('rbfly-decode-typed-order', 'rbfly-decode-by-hand-order', 1.0, None),
+    ('rbfly-cost-publish', 'raw-socket-cost-publish', 0.9, 1.3),
+    ('rbfly-batches-cost-consume', 'raw-socket-cost-consume', 0.85, 1.2),
+    ('rbfly-tls-window', 'rbfly-plain-window', 0.9, None),
+    ('rbfly-tls-window-1k', 'rbfly-plain-window-1k', 0.9, None),
+    *(
+        (f'rbfly-batches-tls-{kind}', f'rbfly-batches-plain-{kind}', 0.8, None)
+        for kind in ('consume', 'consume-100', 'consume-1k')
+    ),
     ('rbfly-polling-single', 'bare-uvloop-polling-single', 0.9, None),
     ('rbfly-polling-batch', 'bare-uvloop-polling-batch', 0.85, None),
     *(
@@ -228,7 +237,10 @@ def results(report: Report, scenario: str) -> Iterator[str]:
         else:
             for kind in kinds:
                 yield from heading(f'{capital(kind.title)} ({code(kind.name)})', '~')
-                yield from numbers(report, [kind])
+                if kind.metered:
+                    yield from costs(report.of_kind(kind.name))
+                else:
+                    yield from numbers(report, [kind])
     if absent := report.absent(scenario):
         yield from paragraph('Not measured:')
         yield from bullets(f'{code(name)} {plain(why[:300])}' for name, why in absent.items())
@@ -237,6 +249,7 @@ def results(report: Report, scenario: str) -> Iterator[str]:
 def numbers(report: Report, kinds: Sequence[Kind], axis: str = '') -> Iterator[str]:
     """A table with a row for each lane of each kind of work, and RbFly's ratios to the lane."""
     sizes = len({size_of(kind) for kind in kinds}) > 1
+    secure = any(kind.plain for kind in kinds)
     rows = []
     for kind in kinds:
         for i, lane in enumerate(report.of_kind(kind.name)):
@@ -249,13 +262,20 @@ def numbers(report: Report, kinds: Sequence[Kind], axis: str = '') -> Iterator[s
                 row.append(number(lane.rate.value * size_of(kind) / 1e6))
             cpu = f'{lane.cpu:.2f}' if lane.cpu >= 1 else f'{lane.cpu:.3f}'
             row += [cpu, f'{lane.memory:.0f}', *ratios(report, lane)]
+            if secure:
+                row += [
+                    ratio(lane.ratio(other)).strip('*')
+                    if (other := report.lane(lane.plain))
+                    else ''
+                ]
             rows.append(row)
     head = [axis] if axis else []
     head += ['lane', 'messages/s', *(['MB/s'] if sizes else []), 'CPU µs/message', 'MiB']
     if not axis:
         count = report.of_kind(kinds[0].name)[0].run.settings.counts[kinds[0].name]
         yield from paragraph(f'{count:,} messages per round.')
-    yield from table([*head, 'rate, RbFly ÷ lane', 'CPU, RbFly ÷ lane'], rows)
+    head += ['rate, RbFly ÷ lane', 'CPU, RbFly ÷ lane', *(['rate, ÷ plain'] if secure else [])]
+    yield from table(head, rows)
 
 
 def size_of(kind: Kind) -> int:

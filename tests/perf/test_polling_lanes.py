@@ -1,14 +1,15 @@
 """Lanes that poll, and lanes that work between messages: the broker stores each message once."""
 
 import socket
-from typing import Any
+import threading
+from typing import Any, cast
 
 import pytest
 
 import rbfly.streams as rbs
 from perf import clients, lanes, worker
-from perf.clients import raw_socket
 from perf.clients.base import Target
+from perf.clients.polling_socket import PollingSocket
 from perf.store import RabbitStore
 
 COUNT = 1_000
@@ -66,15 +67,15 @@ async def test_only_the_lane_that_polls_sets_the_option(
     assert given == [expected]
 
 
-def test_raw_socket_asks_for_data_until_it_arrives() -> None:
+def test_socket_asks_for_data_until_it_arrives() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.setblocking(False)
-        connection = raw_socket.PollingConnection.__new__(raw_socket.PollingConnection)
         asked = 0
 
         class Socket:
             """Delivers data to be received at the third request."""
+
+            setblocking, close = ours.setblocking, ours.close
 
             def recv(self, size: int) -> bytes:
                 nonlocal asked
@@ -83,6 +84,22 @@ def test_raw_socket_asks_for_data_until_it_arrives() -> None:
                     theirs.send(b'confirm')
                 return ours.recv(size)
 
-        connection.socket = Socket()  # type: ignore[assignment]
-        assert connection.receive() == b'confirm'
+        assert PollingSocket(cast(socket.socket, Socket())).recv(65_536) == b'confirm'
         assert asked == 3
+
+
+def test_socket_sends_all_however_full_its_buffer_is() -> None:
+    ours, theirs = socket.socketpair()
+    data = bytes(range(256)) * 8_192
+    with ours, theirs:
+        received = bytearray()
+
+        def receive() -> None:
+            while len(received) < len(data):
+                received.extend(theirs.recv(65_536))
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        PollingSocket(ours).sendall(data)
+        thread.join()
+    assert received == data
