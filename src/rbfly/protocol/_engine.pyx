@@ -68,6 +68,7 @@ cdef class Engine:
     :param frame_cap: size of the longest accepted frame, in bytes.
     :param counters: counters to add to; by default the engine's own.
     :ivar sink: called with the bytes to send; None while nothing may be sent.
+    :ivar gather: the same, called with a list of bytes.
     :ivar wrote: set to true when bytes are sent (bool).
     :ivar heard: set to true when bytes are received (bool).
     :ivar publishers: windows of the publishers by id, None for unused ids (list).
@@ -76,7 +77,7 @@ cdef class Engine:
     cdef readonly Counters counters
     cdef public uint32_t frame_cap
     cdef readonly bint stopped
-    cdef readonly object sink
+    cdef readonly object sink, gather
     cdef public bint wrote, heard
     cdef object block               # bytearray, never resized: the loop may hold views of it
     cdef object view
@@ -122,17 +123,35 @@ cdef class Engine:
 
     # -- sending
 
-    def send_to(self, sink):
-        """Pass what is written to a function from now on; None to drop it."""
+    def send_to(self, sink, gather=None):
+        """Pass what is written to a function from now on; None to drop it.
+
+        :param gather: the same for a list of bytes, sent one after the other; None to join them.
+        """
         self.sink = sink
+        self.gather = gather
 
     @cython.binding(False)
-    def write(self, bytes data not None):
-        """Write whole frames; do nothing while nothing may be sent."""
-        if self.sink is not None:
+    def write(self, data not None):
+        """Write whole frames (bytes, or a list of bytes); do nothing while nothing may be sent."""
+        if type(data) is not bytes:
+            self._write_parts(data)
+        elif self.sink is not None:
             self.wrote = True
             self.counters.bytes_sent += <uint64_t> PyBytes_GET_SIZE(data)
             self.sink(data)
+
+    cdef int _write_parts(self, list parts) except -1:
+        if self.sink is None:
+            return 0
+        if self.gather is None:
+            self.write(b''.join(parts))
+            return 0
+        self.wrote = True
+        for part in parts:
+            self.counters.bytes_sent += <uint64_t> PyBytes_GET_SIZE(part)
+        self.gather(parts)
+        return 0
 
     # -- receiving
 
