@@ -41,7 +41,7 @@ LAYERS = {
     ],
     'rbfly.protocol': [
         ['', 'compression', 'offset'],
-        ['fields', '_entry', '_large', '_spare', '_decoder'],
+        ['fields', '_entry', '_large', '_spare', '_block', '_decoder'],
         ['chunks', 'commands'],
         ['message_frames'],
         ['_pending', '_ring'],
