@@ -2,6 +2,7 @@
 
 import random
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -46,7 +47,7 @@ def test_large_and_short_messages_share_a_frame(amqp: bool, rng: random.Random) 
 
 def test_messages_of_other_types_follow_a_large_body() -> None:
     window = make(amqp=True)
-    messages: list[object] = [bytes(LARGE), 'text', {'a': 1}, bytearray(LARGE), bytes(LARGE), 7]
+    messages: list[Any] = [bytes(LARGE), 'text', {'a': 1}, bytearray(LARGE), bytes(LARGE), 7]
     add(window, *messages)
     encoded = [encode_amqp_bytes(message) for message in messages]
     assert take_all(window) == [publish(3, enumerate(encoded))]

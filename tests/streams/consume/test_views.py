@@ -141,7 +141,7 @@ async def test_filtered_messages(client: rbs.StreamsClient, stream: str) -> None
 
 
 async def test_bodies_that_are_not_binary(client: rbs.StreamsClient, stream: str) -> None:
-    bodies = ['text', 17, {'key': b'value'}, None, [b'a', 2], b'last']
+    bodies: list[Any] = ['text', 17, {'key': b'value'}, None, [b'a', 2], b'last']
     async with client.publisher(stream) as publisher:
         await publisher.send_many(bodies)
     for read in READ[:5]:
