@@ -22,8 +22,9 @@ class Cursor(MessageCursor):
         amqp: bool = False,
         filter: MessageFilter | None = None,
         on_decode_error: Literal['raise', 'skip', 'raw'] = 'raise',
+        copy: bool = True,
     ) -> None:
-        super().__init__(self, Decoder(amqp, on_decode_error), filter)
+        super().__init__(self, Decoder(amqp, on_decode_error, copy=copy), filter)
         self.consumed: list[int] = []
         self.progress: list[int | None] = []
 

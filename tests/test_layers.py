@@ -41,7 +41,7 @@ LAYERS = {
     ],
     'rbfly.protocol': [
         ['', 'compression', 'offset'],
-        ['fields', '_entry', '_decoder'],
+        ['fields', '_entry', '_large', '_spare', '_block', '_decoder'],
         ['chunks', 'commands'],
         ['message_frames'],
         ['_pending', '_ring'],
@@ -53,7 +53,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'login', 'resolving', 'totals', 'waiting'],
+        ['', 'gathering', 'login', 'resolving', 'totals', 'waiting'],
         ['uri'],
         ['observer', 'requests'],
         ['busy_poll', 'connection', 'retry'],

@@ -234,6 +234,28 @@ cdef extern from *:
     }
     #endif
 
+    /* -- Change the size of bytes within their memory, which bytes of the first size have; the caller
+       has the only reference.  Return 0 if that is impossible.
+       Gain: no fresh pages for large frames, whose messages are encoded in a third of the time. */
+    static inline int rbfly_set_size(PyObject *bytes, Py_ssize_t size) {
+    #if RBFLY_INTERNALS
+    #ifdef __GNUC__
+    #pragma GCC diagnostic push
+    #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    #endif
+        ((PyBytesObject *)bytes)->ob_shash = -1;
+    #ifdef __GNUC__
+    #pragma GCC diagnostic pop
+    #endif
+        Py_SET_SIZE((PyVarObject *)bytes, size);
+        PyBytes_AS_STRING(bytes)[size] = 0;
+        return 1;
+    #else
+        (void)bytes; (void)size;
+        return 0;
+    #endif
+    }
+
     /* -- Read an integer without a function call; return 0 if it is too large for that.
        Gain: 252 of 2,525 for a map with four small integers. */
     static inline int rbfly_small_integer(PyObject *o, int64_t *value) {
@@ -318,5 +340,6 @@ cdef extern from *:
     int rbfly_list_give(list items, PyObject *item) noexcept
     int rbfly_pin(object buffer, rbfly_export *pin) except -1
     void rbfly_unpin(object buffer, rbfly_export *pin) noexcept
+    bint rbfly_set_size(PyObject *data, Py_ssize_t size) noexcept
     bint rbfly_small_integer(PyObject *o, int64_t *value) noexcept
     int rbfly_keep_contexts(object type, Py_ssize_t size) except -1

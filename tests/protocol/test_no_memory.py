@@ -14,6 +14,7 @@ from rbfly.protocol._entry import SubEntry
 from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
 from tests.protocol.test_publish_window import Feed, take_all
+from tests.stream_wire import read_publish
 
 COUNT = 13
 UNLIMITED = 0
@@ -55,9 +56,9 @@ def fails_at(number: int, call: Callable[[], Any]) -> bool:
     return False
 
 
-def make(*, sub_entry_size: int = 0) -> PublishWindow:
+def make(*, sub_entry_size: int = 0, unit: int = 1) -> PublishWindow:
     sub_entry = SubEntry(sub_entry_size, 0, None) if sub_entry_size else None
-    return PublishWindow(3, 3000, 1000, 0, None, False, sub_entry)
+    return PublishWindow(3, 3000 * unit, 1000, 0, None, False, sub_entry)
 
 
 def finish(window: PublishWindow, way: str) -> Waiters:
@@ -85,15 +86,18 @@ def check(window: PublishWindow, notified: Waiters, waiters: Waiters) -> None:
 @pytest.mark.parametrize(
     ('sub_entry_size', 'frame_max'), [(0, UNLIMITED), (2, UNLIMITED), (0, 1500), (0, 500)]
 )
+@pytest.mark.parametrize('unit', [1, 20])  # short and large bodies
 @run_in_child
-def test_no_memory_to_resend_messages(sub_entry_size: int, frame_max: int, way: str) -> None:
+def test_no_memory_to_resend_messages(
+    sub_entry_size: int, frame_max: int, unit: int, way: str
+) -> None:
     """Some frames are confirmed, some are in flight; smaller new frames do not fit all."""
     number, failed = 0, True
     while failed:
-        window = make(sub_entry_size=sub_entry_size)
+        window = make(sub_entry_size=sub_entry_size, unit=unit)
         waiters = [ConfirmWaiter(i, True) for i in range(COUNT)]
         for i, waiter in enumerate(waiters):
-            window.append(BODY, waiter)
+            window.append(BODY * unit, waiter)
             if i < 3:
                 take_all(window)
         take_all(window)
@@ -102,7 +106,7 @@ def test_no_memory_to_resend_messages(sub_entry_size: int, frame_max: int, way: 
         refused: list[Waiters] = [[]]
 
         def replay(window: PublishWindow = window, refused: list[Waiters] = refused) -> None:
-            refused[0] = window.replay(4, frame_max)
+            refused[0] = window.replay(4, frame_max * unit)
 
         number += 1
         failed = fails_at(number, replay)
@@ -148,4 +152,34 @@ def test_no_memory_to_join_a_message(way: str) -> None:
         failed = fails_at(number, join)
         [notified] = finish(window, way)
         assert (notified.future == [first, second]) is not failed
+    assert number > 1
+
+
+@pytest.mark.parametrize('before', [0, 1])
+@ways
+@run_in_child
+def test_no_memory_to_append_a_large_message(before: int, way: str) -> None:
+    """The message is not in the window, or is whole; the next one follows it."""
+    number, failed = 0, True
+    while failed:
+        window = make(unit=20)
+        waiters = [ConfirmWaiter(i, True) for i in range(before)]
+        for waiter in waiters:
+            window.append(BODY * 20, waiter)
+        last = ConfirmWaiter(None, True)
+
+        def append(window: PublishWindow = window, last: ConfirmWaiter = last) -> None:
+            window.append(BODY * 20, last)
+
+        number += 1
+        failed = fails_at(number, append)
+        if not failed:
+            waiters.append(last)
+        waiters.append(ConfirmWaiter('next', True))
+        window.append(b'next', waiters[-1])
+        frames = take_all(window)
+        entries = [entry for data in frames for entry in read_publish(data)[1]]
+        sizes = [20_000] * before + [20_000] * (not failed) + [4]
+        assert [len(body) for _, body in entries] == sizes
+        check(window, finish(window, way), waiters)
     assert number > 1

@@ -970,15 +970,16 @@ def test_window_errors_are_rbfly_errors() -> None:
 class TooLong(RuleBasedStateMachine):
     """Common to all models: messages that fit no frame change nothing."""
 
+    unit = 1  # bytes; the size of everything but the heads is a multiple of it
     window: PublishWindow
     waiter: ConfirmWaiter
     frame_max: int
 
     @rule(size=st.integers(100, 5000))
     def append_too_long(self, size: int) -> None:
-        if size > self.frame_max - 21:
+        if size * self.unit > self.frame_max - 21:
             with pytest.raises(PublisherError):
-                self.window.append(bytes(size), self.waiter)
+                self.window.append(bytes(size * self.unit), self.waiter)
 
 
 class Model(TooLong):
@@ -989,7 +990,7 @@ class Model(TooLong):
     def __init__(self) -> None:
         super().__init__()
         self.limit = 12
-        self.frame_max = 120
+        self.frame_max = 120 * self.unit
         self.window = make(0, self.frame_max, self.limit, 0)
         self.feed = Feed(self.window)
         self.publisher_id = 0
@@ -1015,7 +1016,7 @@ class Model(TooLong):
     @rule(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8))
     def append(self, sizes: list[int]) -> None:
         for size in sizes:
-            body = bytes([len(self.bodies) % 256]) * size
+            body = bytes([len(self.bodies) % 256]) * (size * self.unit)
             assert self.window.append(body, self.waiter) == self.next_id
             self.added(self.next_id, body)
 
@@ -1024,7 +1025,7 @@ class Model(TooLong):
         publish_id = self.next_id + jump
         if publish_id < 0:
             return
-        body = bytes([len(self.bodies) % 256]) * size
+        body = bytes([len(self.bodies) % 256]) * (size * self.unit)
         message = explicit(publish_id, body)
         if publish_id > self.last_id:
             assert self.window.append(message, self.waiter) == publish_id
@@ -1094,10 +1095,10 @@ class Model(TooLong):
     @rule(publisher_id=st.integers(0, 255), frame_max=st.integers(90, 200))
     def replay(self, publisher_id: int, frame_max: int) -> None:
         self.feed.set_publisher(self.publisher_id, None)
-        self.window.replay(publisher_id, frame_max)
+        self.frame_max = frame_max * self.unit
+        self.window.replay(publisher_id, self.frame_max)
         self.feed.set_publisher(publisher_id, self.window)
         self.publisher_id = publisher_id
-        self.frame_max = frame_max
         self.queued = sorted(self.flying) + self.queued
         self.flying.clear()
 

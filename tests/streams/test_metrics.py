@@ -86,9 +86,9 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     write, get, updated = Connection.write, Connection.get_buffer, Connection.buffer_updated
     views: dict[Connection, memoryview] = {}
 
-    def spy_write(self: Connection, data: bytes) -> None:
+    def spy_write(self: Connection, data: Any) -> None:
         if self.sink is not None:
-            found.write(self, data)
+            found.write(self, data if isinstance(data, bytes) else b''.join(data))
         write(self, data)
 
     def spy_get(self: Connection, hint: int) -> memoryview:

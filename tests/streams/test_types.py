@@ -288,6 +288,23 @@ async def test_received_bodies_have_the_type_that_the_codec_returns(
     assert_type(parts, rbs.SuperStreamSubscription[Book])
 
 
+async def test_bodies_that_are_not_copied(
+    client: rbs.StreamsClient, super_stream: str, stream: str
+) -> None:
+    async with client.publisher(stream) as publisher:
+        await publisher.send(b'a')
+    start = rbs.Offset.FIRST
+    raw = client.subscribe(stream, offset=start, amqp=False, copy=False)
+    assert_type(raw, rbs.Subscription[memoryview])
+    assert type(await anext(raw)) is memoryview
+    assert_type(client.subscribe(stream, amqp=False, copy=True), rbs.Subscription[bytes])
+    views = client.subscribe(stream, offset=start, copy=False)
+    assert_type(views, rbs.Subscription)
+    assert type(await anext(views)) is memoryview
+    parts = client.super_stream(super_stream).subscribe(amqp=False, copy=False)
+    assert_type(parts, rbs.SuperStreamSubscription[memoryview])
+
+
 class Consumer(Generic[T]):
     """A program's own generic class."""
 

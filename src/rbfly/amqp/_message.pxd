@@ -23,9 +23,13 @@ cdef class Message:
     cdef bint _body_ready
 
     cdef object take_body(self)
+    cdef object data_view(self)
     cdef object section(self, int index)
     cdef object peek(self, int index)
 
+
+# A part of the bytes that `owner`, bytes or a memoryview, keeps alive.
+cdef object view_of(object owner, const uint8_t *p, Py_ssize_t n)
 
 # The context that `set_message_ctx` has set last, in any task.
 cdef object LAST_SET

@@ -142,6 +142,24 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
             self._body_ready = True
         return self._body
 
+    cdef object data_view(self):
+        """View of a body that was received as a single data section; else None."""
+        cdef Cursor c
+        cdef Py_ssize_t n = -1
+        if self._body_ready or self._p is NULL:
+            return None
+        cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
+        # check again: the memory under a read-only view may have changed
+        if take_descriptor(&c) == DATA and c.end - c.p >= 2:
+            if c.p[0] == codes.VBIN8:
+                n = c.p[1]
+                c.p += 2
+            elif c.p[0] == codes.VBIN32 and c.end - c.p >= 5:
+                n = load_u32(c.p + 1)
+                c.p += 5
+        if 0 <= n <= c.end - c.p and not has_data(c.p + n, &c):
+            return view_of(self._owner, c.p, n)
+
     cdef object section(self, int index):
         cdef Sections sections = self._sections
         cdef Cursor c
@@ -273,21 +291,9 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
 
         Raises MessageTypeError, which is a TypeError, if the body is not binary.
         """
-        cdef Cursor c
-        cdef Py_ssize_t n
-        if not self._body_ready and self._p is not NULL:
-            cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
-            # check again: the memory under a read-only view may have changed
-            n = -1
-            if take_descriptor(&c) == DATA and c.end - c.p >= 2:
-                if c.p[0] == codes.VBIN8:
-                    n = c.p[1]
-                    c.p += 2
-                elif c.p[0] == codes.VBIN32 and c.end - c.p >= 5:
-                    n = load_u32(c.p + 1)
-                    c.p += 5
-            if 0 <= n <= c.end - c.p and not has_data(c.p + n, &c):
-                return view_of(self._owner, c.p, n)
+        view = self.data_view()
+        if view is not None:
+            return view
         body = self.take_body()
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise MessageTypeError(f'a body of type {type(body).__name__} is not binary')
@@ -332,14 +338,17 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
 
     def __reduce__(self):
         cdef Sections sections = self._sections
+        cdef object body = self._body
         cdef int i
         cdef int absent = 0     # all of them if the message is undecodable
         if sections is not None:
             for i in range(6):
                 absent |= (sections.layout.at[i] < 0) << i
+        if type(body) is memoryview and body.readonly:      # of a received chunk
+            body = bytes(body)
         return restore_message, (
             None if self._owner is None else bytes(self.raw),
-            self._body,
+            body,
             bool(self._body_ready),
             self._body_at < 0,
             None if sections is None else [get_field(sections, i) for i in range(6)],
@@ -443,9 +452,10 @@ cdef object view_of(object owner, const uint8_t *p, Py_ssize_t n):
     cdef Py_ssize_t start
     if type(owner) is bytes:
         start = p - <const uint8_t *> PyBytes_AS_STRING(owner)
+        owner = memoryview(owner)
     else:
         start = p - <const uint8_t *> PyMemoryView_GET_BUFFER(owner).buf
-    return memoryview(owner)[start:start + n]
+    return owner[start:start + n]
 
 
 cdef int set_section(Message ctx, int index, object value) except -1:

@@ -38,6 +38,7 @@ from ..protocol import commands
 from ..protocol._engine import FRAME_CAP, Counters, Engine
 from ..protocol.commands import Command, NodeAddress, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
+from .gathering import gather_to
 from .observer import (
     ConnectionState,
     Observer,
@@ -333,7 +334,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             transport.abort()
         else:
             self._enter(ConnectionState.HANDSHAKE)
-            self.send_to(transport.write)
+            self.send_to(transport.write, gather_to(transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.state is ConnectionState.CLOSING:

@@ -124,7 +124,7 @@ cdef class MessageBatch:
                 continue
             chunk._next(&p, &n)
             owner = chunk.source        # a finalizer may read on while this decodes
-            found = decoder._decode(p, n)
+            found = decoder._decode(p, n, owner)
             if found is not NULL:
                 body = rbfly_steal(found)
             else:
@@ -152,7 +152,7 @@ cdef class MessageBatch:
         cdef bint failed = False
         cdef list bodies = self.bodies
         cdef PyObject *body
-        if self.decoder.plan is not None:
+        if self.decoder.plan is not None or not self.decoder.copies:
             return 0
         while i < count and end - p >= 4:
             n = load_u32(p)
@@ -257,7 +257,7 @@ cdef class MessageBatch:
         elif self.decoder.amqp:
             ctx = self.decoder._undecodable_context(at.p, at.n, offset, self.chunk_timestamp)
         else:
-            ctx = raw_context(at.p, at.n, offset, self.chunk_timestamp)
+            ctx = raw_context(body, offset, self.chunk_timestamp)
         ctx._stream = self.stream
         return ctx
 

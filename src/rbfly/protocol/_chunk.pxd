@@ -5,7 +5,8 @@ from rbfly._wire cimport load_u32
 
 
 cdef class Chunk:
-    cdef bytes owner                # keeps the bytes of the chunk alive
+    cdef object owner               # keeps its bytes alive: bytes, or a memoryview of a block
+    cdef const uint8_t *owner_end   # of what was received
     cdef const uint8_t *data        # entries of the chunk
     cdef const uint8_t *data_end
     cdef uint32_t crc
@@ -62,7 +63,8 @@ cdef class Chunk:
     cdef inline int _next_message(self, const uint8_t **p, Py_ssize_t *n) except -1:
         return 1 if self._next_of_run(p, n) else self._next(p, n)
 
-cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
+# A chunk of `n` received bytes at `p`.
+cdef Chunk parse_chunk(object owner, const uint8_t *p, Py_ssize_t n, object committed_chunk_id)
 
 
 cdef class ChunkQueue:

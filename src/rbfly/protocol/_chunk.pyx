@@ -42,10 +42,8 @@ cdef uint64_t CHUNK_MAX = _CHUNK_MAX
 cdef bint CRC_IS_HERE = crc_is_here()
 
 
-cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id):
+cdef Chunk parse_chunk(object owner, const uint8_t *p, Py_ssize_t n, object committed_chunk_id):
     cdef Chunk chunk = Chunk.__new__(Chunk)
-    cdef const uint8_t *p = <const uint8_t *> PyBytes_AS_STRING(owner) + start
-    cdef Py_ssize_t n = PyBytes_GET_SIZE(owner) - start
     cdef uint32_t length
     if n < HEADER:
         raise ChunkError(f'chunk of {counted(n, "byte")} is shorter than its header')
@@ -57,6 +55,7 @@ cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
             f'chunk header states {counted(length, "byte")} of data, but {n - HEADER} follow'
         )
     chunk.owner = owner
+    chunk.owner_end = p + n
     chunk.type = p[1]
     chunk.entries = load_u16(p + 2)
     chunk.records = load_u32(p + 4)
@@ -91,7 +90,8 @@ cdef class Chunk:
 
         :raises ChunkError: the header is not that of a chunk, or states a wrong size.
         """
-        return parse_chunk(data, 0, committed_chunk_id)
+        cdef const uint8_t *p = <const uint8_t *> PyBytes_AS_STRING(data)
+        return parse_chunk(data, p, PyBytes_GET_SIZE(data), committed_chunk_id)
 
     def verify(self):
         """Compare the CRC-32 of the entries with the one in the header.
@@ -116,10 +116,8 @@ cdef class Chunk:
 
         Empty unless the subscription receives all chunks.
         """
-        cdef const uint8_t *end = <const uint8_t *> PyBytes_AS_STRING(self.owner)
         cdef uint32_t length = load_u32(self.data - HEADER + 40)
-        end += PyBytes_GET_SIZE(self.owner)
-        return self.data_end[:length] if length <= end - self.data_end else b''
+        return self.data_end[:length] if length <= self.owner_end - self.data_end else b''
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1:
         # Set p and n to the next message; return 0 at the end of the chunk.

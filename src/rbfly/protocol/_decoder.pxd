@@ -40,26 +40,29 @@ ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
 
 cdef class Decoder
 
-# The body or the context of a message that is plain bytes, or of a requested type.
-cdef object special(Decoder decoder, const uint8_t *p, Py_ssize_t n)
+# The body or the context of a message that is plain bytes, a view, or of a requested type.
+cdef object special(Decoder decoder, object owner, const uint8_t *p, Py_ssize_t n)
 cdef Message special_context(
     Decoder decoder, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset,
     int64_t timestamp,
 )
-ctypedef PyObject *(*raw_special)(Decoder decoder, const uint8_t *p, Py_ssize_t n) noexcept
+ctypedef PyObject *(*raw_special)(
+    Decoder decoder, object owner, const uint8_t *p, Py_ssize_t n
+) noexcept
 
 # What to do with a message that is not AMQP 1.0.
 cdef enum:
     RAISE, SKIP, RAW
 
-# A context whose body is the bytes of a message that was received as plain bytes.
-cdef Message raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp)
+# The context of a message that was received as plain bytes, which are its body.
+cdef Message raw_context(object body, uint64_t offset, int64_t timestamp)
 
 
 cdef class Decoder:
     cdef readonly bint amqp
     cdef readonly Plan plan         # of the requested type or codec; None for none
-    cdef bint plain                 # AMQP 1.0 without a plan
+    cdef bint copies                # binary bodies are bytes; if false, views
+    cdef bint plain                 # AMQP 1.0 without a plan, copied
     cdef int policy
 
     # A context whose body is the bytes of a message that cannot be decoded, and is sent on as such.
@@ -74,10 +77,10 @@ cdef class Decoder:
     )
 
     # The body of a message, without the shortcut for data; NULL with an exception set.
-    cdef inline PyObject *_decode(self, const uint8_t *p, Py_ssize_t n) noexcept:
+    cdef inline PyObject *_decode(self, const uint8_t *p, Py_ssize_t n, object owner) noexcept:
         if self.plain:
             return (<raw_decode_body> decode_body)(p, n)
-        return (<raw_special> special)(self, p, n)
+        return (<raw_special> special)(self, owner, p, n)
 
     # The body of a message; NULL with an exception set.  `owner` keeps its bytes alive, even if a
     # finalizer that runs meanwhile goes on reading.
@@ -90,7 +93,7 @@ cdef class Decoder:
         _owner = <object> owner
         if plain:
             return (<raw_decode_body> decode_body)(p, n)
-        return (<raw_special> special)(self, p, n)
+        return (<raw_special> special)(self, _owner, p, n)
 
     cdef inline Message _context(
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
@@ -104,6 +107,6 @@ cdef class Decoder:
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
     ):
         cdef Message ctx = self._context(owner, p, n, offset, timestamp)
-        if self.plain and not ctx._body_ready and ctx._p[ctx._body_at + 2] != DATA:
+        if self.plan is None and not ctx._body_ready and ctx._p[ctx._body_at + 2] != DATA:
             ctx.take_body()
         return ctx

@@ -11,4 +11,5 @@ class Decoder:
         amqp: bool = True,
         on_decode_error: Literal['raise', 'skip', 'raw'] = 'raise',
         plan: Plan | None = None,
+        copy: bool = True,
     ) -> None: ...

@@ -9,14 +9,13 @@ queue, in C; all other frames go to `on_frame`.  The engine creates no future, t
 cimport cython
 from cpython.buffer cimport PyBUF_WRITE
 from cpython.bytearray cimport PyByteArray_AS_STRING
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 from rbfly._wire cimport load_u16, load_u32, load_u64
+from rbfly.protocol._block cimport Block, new_block
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue, parse_chunk
 from rbfly.protocol._publish cimport PublishWindow
 
@@ -26,17 +25,13 @@ from rbfly.protocol.fields import too_long
 
 cdef enum:
     BLOCK = 1 << 18
-    LARGE_FIRST = 1 << 20           # bytes; grows as data arrives
+    HEAD = 1 << 12                  # bytes to receive where a long frame is expected
     KEY_CONFIRM = 0x0003
     KEY_ERROR = 0x0004
     KEY_DELIVER = 0x0008
 
 # The client's own limit: brokers send Deliver frames larger than the negotiated frame_max.
 FRAME_CAP = 256 * 2**20
-
-
-cdef extern from *:
-    int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
 
 
 @cython.final
@@ -68,6 +63,7 @@ cdef class Engine:
     :param frame_cap: size of the longest accepted frame, in bytes.
     :param counters: counters to add to; by default the engine's own.
     :ivar sink: called with the bytes to send; None while nothing may be sent.
+    :ivar gather: the same, called with a list of bytes.
     :ivar wrote: set to true when bytes are sent (bool).
     :ivar heard: set to true when bytes are received (bool).
     :ivar publishers: windows of the publishers by id, None for unused ids (list).
@@ -76,14 +72,15 @@ cdef class Engine:
     cdef readonly Counters counters
     cdef public uint32_t frame_cap
     cdef readonly bint stopped
-    cdef readonly object sink
+    cdef readonly object sink, gather
     cdef public bint wrote, heard
     cdef object block               # bytearray, never resized: the loop may hold views of it
-    cdef object view
+    cdef object view, head          # of the block; of its start
+    cdef object target              # where to receive data while the block is empty: one of these
     cdef uint8_t *base
     cdef Py_ssize_t start           # [start, fill) is received, but not dispatched
     cdef Py_ssize_t fill
-    cdef bytes large                # a frame longer than the block, received in place
+    cdef Block large                # a frame longer than the block, received in place
     cdef Py_ssize_t large_fill
     cdef Py_ssize_t large_size      # of the whole frame
     cdef readonly list publishers
@@ -93,7 +90,8 @@ cdef class Engine:
         self.frame_cap = frame_cap
         self.counters = Counters() if counters is None else counters
         self.block = bytearray(BLOCK)
-        self.view = memoryview(self.block)
+        self.view = self.target = memoryview(self.block)
+        self.head = self.view[:HEAD]
         self.base = <uint8_t *> PyByteArray_AS_STRING(self.block)
         self.publishers = [None] * 256
         self.subscriptions = [None] * 256
@@ -122,17 +120,35 @@ cdef class Engine:
 
     # -- sending
 
-    def send_to(self, sink):
-        """Pass what is written to a function from now on; None to drop it."""
+    def send_to(self, sink, gather=None):
+        """Pass what is written to a function from now on; None to drop it.
+
+        :param gather: the same for a list of bytes, sent one after the other; None to join them.
+        """
         self.sink = sink
+        self.gather = gather
 
     @cython.binding(False)
-    def write(self, bytes data not None):
-        """Write whole frames; do nothing while nothing may be sent."""
-        if self.sink is not None:
+    def write(self, data not None):
+        """Write whole frames (bytes, or a list of bytes); do nothing while nothing may be sent."""
+        if type(data) is not bytes:
+            self._write_parts(data)
+        elif self.sink is not None:
             self.wrote = True
             self.counters.bytes_sent += <uint64_t> PyBytes_GET_SIZE(data)
             self.sink(data)
+
+    cdef int _write_parts(self, list parts) except -1:
+        if self.sink is None:
+            return 0
+        if self.gather is None:
+            self.write(b''.join(parts))
+            return 0
+        self.wrote = True
+        for part in parts:
+            self.counters.bytes_sent += <uint64_t> PyBytes_GET_SIZE(part)
+        self.gather(parts)
+        return 0
 
     # -- receiving
 
@@ -140,16 +156,15 @@ cdef class Engine:
         """Return the buffer for received bytes, see :class:`asyncio.BufferedProtocol`."""
         if self.large is not None:
             return PyMemoryView_FromMemory(
-                PyBytes_AS_STRING(self.large) + self.large_fill,
-                PyBytes_GET_SIZE(self.large) - self.large_fill,
+                <char *> self.large.start + self.large_fill,
+                min(self.large.capacity, self.large_size) - self.large_fill,
                 PyBUF_WRITE,
             )
-        return self.view[self.fill:] if self.fill else self.view
+        return self.view[self.fill:] if self.fill else self.target
 
     def buffer_updated(self, Py_ssize_t nbytes):
         """Dispatch the frames that `nbytes` in the buffer complete."""
-        cdef bytes frame
-        cdef const uint8_t *p
+        cdef Block frame
         self.counters.bytes_received += <uint64_t> nbytes
         self.heard = True
         if self.stopped:
@@ -160,26 +175,21 @@ cdef class Engine:
                 self.large_fill += nbytes
                 if self.large_fill == self.large_size:
                     frame, self.large = self.large, None
-                    p = <const uint8_t *> PyBytes_AS_STRING(frame)
-                    self._dispatch(p + 4, PyBytes_GET_SIZE(frame) - 4, frame)
-                elif self.large_fill == PyBytes_GET_SIZE(self.large):
-                    self._grow_large()
+                    frame.size = self.large_size
+                    self.target = self.head       # another one may follow
+                    self._dispatch(frame.start + 4, frame.size - 4, frame)
+                elif self.large_fill == self.large.capacity:
+                    # Double it, but no more: a frame that only announces a large size uses little.
+                    self.large.grow(min(2 * self.large_fill, self.large_size))
             else:
                 self.fill += nbytes
                 self._cut()
+                if self.large is None and self.target is not self.view:
+                    self.target = self.view
         except Exception as ex:
             self.stopped = True
+            self.large = None
             self.on_failure(ex)
-
-    cdef int _grow_large(self) except -1:
-        # Double it, but no more: a frame that only announces a large size uses little memory.
-        cdef PyObject *frame = <PyObject *> self.large
-        Py_INCREF(self.large)
-        self.large = None
-        _PyBytes_Resize(&frame, min(2 * self.large_fill, self.large_size))
-        self.large = <bytes> frame
-        Py_DECREF(self.large)
-        return 0
 
     cdef int _cut(self) except -1:
         cdef Py_ssize_t left
@@ -196,10 +206,8 @@ cdef class Engine:
             if left - 4 < <Py_ssize_t> size:
                 if <Py_ssize_t> size + 4 > BLOCK:
                     self.large_size = <Py_ssize_t> size + 4
-                    self.large = PyBytes_FromStringAndSize(
-                        NULL, min(self.large_size, <Py_ssize_t> LARGE_FIRST)
-                    )
-                    memcpy(PyBytes_AS_STRING(self.large), self.base + self.start, left)
+                    self.large = new_block()
+                    memcpy(self.large.start, self.base + self.start, left)
                     self.large_fill = left
                     self.start = self.fill = 0
                 break
@@ -213,7 +221,7 @@ cdef class Engine:
             self.start = 0
         return 0
 
-    cdef int _dispatch(self, const uint8_t *p, Py_ssize_t n, bytes frame) except -1:
+    cdef int _dispatch(self, const uint8_t *p, Py_ssize_t n, Block frame) except -1:
         # [p, p+n) follows the size; `frame` owns it, or it is part of the block.
         cdef int key = load_u16(p)
         cdef int version = load_u16(p + 2)
@@ -222,6 +230,7 @@ cdef class Engine:
         cdef PublishWindow window
         cdef ChunkQueue queue
         cdef Py_ssize_t at
+        cdef bytes copied
         cdef list done
         cdef object committed = None
         cdef Chunk chunk
@@ -250,10 +259,14 @@ cdef class Engine:
             if queue is not None:
                 if version == 2:
                     committed = load_u64(p + 5)
+                n -= at
                 if frame is None:
-                    chunk = parse_chunk(p[at:n], 0, committed)
+                    copied = p[at:at + n]
+                    chunk = parse_chunk(
+                        copied, <const uint8_t *> PyBytes_AS_STRING(copied), n, committed
+                    )
                 else:
-                    chunk = parse_chunk(frame, at + 4, committed)
+                    chunk = parse_chunk(memoryview(frame), p + at, n, committed)
                 queue.push(chunk)
         else:
             self.on_frame(key, version, p[4:n])

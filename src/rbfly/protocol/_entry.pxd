@@ -21,16 +21,20 @@ cdef int put_filter(OutBuffer *out, object value) except -1
 cdef int trim(OutBuffer *out) except -1
 
 
+# Append u32 length and exact bytes as a message with one data section: the most common kind.
+cdef inline int put_data_message(OutBuffer *out, object body) except -1:
+    out_reserve(out, 4)
+    put_u32(out, <uint32_t> data_size(body))
+    return put_data(out, body)
+
+
 # Append u32 length and message.  On an error, the caller rolls back.
 cdef inline int put_message(
     OutBuffer *out, object message, bint amqp, Py_ssize_t limit
 ) except -1:
     if type(message) is not bytes or not amqp or PyBytes_GET_SIZE(message) > limit - 8:
         return put_any_message(out, message, amqp, limit)
-    # the most common kind, without further calls
-    out_reserve(out, 4)
-    put_u32(out, <uint32_t> data_size(message))
-    return put_data(out, message)
+    return put_data_message(out, message)
 
 
 cdef class SubEntry:

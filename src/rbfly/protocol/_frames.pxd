@@ -4,7 +4,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport OutBuffer, out_reserve, out_size, put_u64
 from rbfly.amqp._codec cimport SHORT
-from rbfly.protocol._entry cimport SubEntry, put_message
+from rbfly.protocol._entry cimport SubEntry, put_any_message, put_data_message
+from rbfly.protocol._large cimport LargeBodies, is_large
 from rbfly.protocol._pending cimport ConfirmWaiter
 from rbfly.protocol._ring cimport Entry, Ids, Ring, entry_at, reach
 
@@ -19,7 +20,9 @@ cdef enum:
 
 
 cdef class Frame:
-    cdef bytes data
+    cdef bytes data                 # without its large bodies
+    cdef LargeBodies large          # None for none
+    cdef bint spare                 # `data` is from `finish_spare`
     cdef list waiters               # of simple entries; SubEntrySpan of sub-entries
     cdef ConfirmWaiter last         # last item of `waiters`; None behind a span
     cdef uint32_t number            # modulo 2**32
@@ -53,7 +56,9 @@ cdef class FrameBuilder:
     cdef SubEntry sub_entry         # messages of the open sub-entry, in no frame yet; or None
     cdef uint64_t sub_entry_id
     cdef list sub_entry_spans
-    cdef OutBuffer out              # the open frame
+    cdef OutBuffer out              # the open frame, without its large bodies
+    cdef Py_ssize_t out_max         # limit of its size field
+    cdef Py_ssize_t data_max        # size of the longest data body that needs no `put_special`
     cdef Frame open
     cdef list frames                # finished frames that are not settled, in order
     cdef uint64_t frames_base       # number of frames[0]
@@ -69,6 +74,9 @@ cdef class FrameBuilder:
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1
     cdef int _put_sub_entry(
         self, SubEntry sub_entry, Py_ssize_t used, Py_ssize_t size, uint64_t id, list spans
+    ) except -1
+    cdef Py_ssize_t _add_large(
+        self, object body, Py_ssize_t start, ConfirmWaiter waiter
     ) except -1
     cdef Frame _new_frame(self)
     cdef int _check_explicit(self, uint64_t id) except -1
@@ -105,24 +113,29 @@ cdef inline int use_id(FrameBuilder builder, uint64_t id) except -1:
     return 0
 
 
-# Append filter value and message of a publisher that is not plain.
-cdef int put_special(
-    FrameBuilder builder, object message, object value, Py_ssize_t limit
-) except -1
+# Append filter value and message, for `put_entry`: of a publisher that is not plain, or large.
+cdef int put_special(FrameBuilder builder, object message, object value) except -1
 
 
-# Append publishing id, filter value and message to the open frame.  On an error, the caller rolls
-# back.
+# Append publishing id, filter value and message to the open frame.  Return 1 if the body is large
+# and `_add_large` has to add it.  On an error, the caller rolls back.
 cdef inline int put_entry(
     FrameBuilder builder, uint64_t id, object message, object value
 ) except -1:
     cdef OutBuffer *out = &builder.out
-    cdef Py_ssize_t limit = builder.frame_max - (PREFIX - 4) - 12
+    cdef Py_ssize_t limit
     out_reserve(out, 8)
     put_u64(out, id)
-    if builder.plain:
-        return put_message(out, message, builder.amqp, limit)
-    return put_special(builder, message, value, limit)
+    if not builder.plain:
+        return put_special(builder, message, value)
+    if type(message) is not bytes or not builder.amqp:
+        limit = builder.frame_max - (PREFIX - 4) - MESSAGE_HEAD
+        if is_large(message):
+            return put_special(builder, message, value)
+        return put_any_message(out, message, builder.amqp, limit)
+    if PyBytes_GET_SIZE(message) > builder.data_max:
+        return put_special(builder, message, value)
+    return put_data_message(out, message)
 
 
 # Add the entry from `start` to the end of the open frame; the ring has space.

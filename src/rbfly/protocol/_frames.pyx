@@ -1,6 +1,7 @@
 """Encodes messages into Publish frames.
 
-Each message is encoded once, into the outgoing frame, after its publishing id.
+Each message is encoded once, into the outgoing frame, after its publishing id.  A large body is not
+copied, see `_large`.
 
     Publish v1   size u32 | key u16 | version u16 | publisher u8 | count u32 | entries
     entry v1     id u64 | length u32 | message;  or id u64 | sub-entry
@@ -28,8 +29,10 @@ from rbfly.amqp._types cimport clip
 from rbfly.protocol._entry cimport (
     SUB_HEADER, SUB_MAX, SubEntry, put_custom, put_filter, put_message, trim,
 )
+from rbfly.protocol._large cimport LARGE, LargeBodies, is_large, put_head
 from rbfly.protocol._pending cimport ConfirmWaiter, SubEntrySpan
 from rbfly.protocol._ring cimport Entry, contains, entry_at, ring_open, ring_reserve
+from rbfly.protocol._spare cimport SPARE_SIZE, finish_spare, open_spare
 
 from rbfly.amqp._message import Message as _Message
 from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_callback
@@ -73,11 +76,13 @@ cdef int fail_entry(FrameBuilder builder, Py_ssize_t start) except -1:
         raise
 
 
-cdef int put_special(
-    FrameBuilder builder, object message, object value, Py_ssize_t limit
-) except -1:
+cdef int put_special(FrameBuilder builder, object message, object value) except -1:
     cdef OutBuffer *out = &builder.out
+    cdef Py_ssize_t limit = builder.frame_max - (PREFIX - 4) - MESSAGE_HEAD
     cdef Py_ssize_t at = out_size(out)
+    if builder.plain and is_large(message) and PyBytes_GET_SIZE(message) <= limit - 8:
+        put_head(out, message, builder.amqp)
+        return 1
     if builder.filter_extract is not None:
         put_filter(out, value)
         limit -= out_size(out) - at
@@ -146,6 +151,7 @@ cdef class FrameBuilder:
 
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1:
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
+        self.data_max = min(self.frame_max - (PREFIX - 4) - MESSAGE_HEAD - 8, LARGE - 1)
         return 0
 
     def append(self, object message, ConfirmWaiter waiter not None):
@@ -220,6 +226,7 @@ cdef class FrameBuilder:
     cdef uint64_t _append(self, object message, ConfirmWaiter waiter) except? 0xdead:
         cdef uint64_t id = self.next_id
         cdef Py_ssize_t start
+        cdef int found
         cdef object value = None
         self._enter()
         try:
@@ -238,9 +245,12 @@ cdef class FrameBuilder:
             if self.open is None:
                 self._open_frame()
             start = out_size(&self.out)
-            if (<raw_put_entry> put_entry)(self, id, message, value) < 0:
-                fail_entry(self, start)
-            if out_size(&self.out) - 4 > self.frame_max:
+            found = (<raw_put_entry> put_entry)(self, id, message, value)
+            if found:
+                if found < 0:
+                    fail_entry(self, start)
+                start = self._add_large(message, start, waiter)
+            elif out_size(&self.out) - 4 > self.out_max:
                 self._move_entry(start)
                 start = PREFIX
             self.bytes_encoded += <uint64_t> (out_size(&self.out) - start)
@@ -313,7 +323,7 @@ cdef class FrameBuilder:
             )
             if LAST_ID - self.next_id < <uint64_t> self.room:
                 self.room = 0
-            size = min(self.out.end - self.out.start, self.frame_max + 4)
+            size = min(self.out.end - self.out.start, self.out_max + 4)
             self.room_end = self.out.start + size - (MESSAGE_HEAD + SHORT_HEAD)
         return 0
 
@@ -404,14 +414,40 @@ cdef class FrameBuilder:
     # -- frames
 
     cdef int _open_frame(self) except -1:
-        out_open(&self.out, self.capacity_hint)
+        if self.capacity_hint == LARGEST_HINT:
+            open_spare(&self.out)
+        else:
+            out_open(&self.out, self.capacity_hint)
         self.out.p += PREFIX
         self.open = self._new_frame()
         return 0
 
+    cdef Py_ssize_t _add_large(
+        self, object body, Py_ssize_t start, ConfirmWaiter waiter
+    ) except -1:
+        # Add a large body, and the waiter unless it is None, to the entry at `start`, whose head is
+        # the end of the open frame; return where the entry starts now.  After an error, it is gone.
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+        if out_size(&self.out) - 4 + size > self.out_max:
+            self._move_entry(start)
+            start = PREFIX
+        try:
+            if self.open.large is None:
+                self.open.large = LargeBodies.__new__(LargeBodies)
+            if waiter is not None and self.open.last is not waiter:
+                self._add_waiter(waiter)
+            self.open.large.add(start, body)
+        except BaseException:
+            self.out.p = self.out.start + start
+            raise
+        self.out_max -= size
+        self.bytes_encoded += <uint64_t> size
+        return start
+
     cdef Frame _new_frame(self):
         # Its number stays the same while frames before it are released.
         cdef Frame frame = Frame.__new__(Frame)
+        self.out_max = self.frame_max
         frame.number = <uint32_t> (self.frames_base + <uint64_t> len(self.frames))
         return frame
 
@@ -439,7 +475,7 @@ cdef class FrameBuilder:
         ring_reserve(&self.ring)
         if self.open is not None and self.open.count and (
             self.open.count + count > self.frame_entries
-            or out_size(&self.out) - 4 + size > self.frame_max
+            or out_size(&self.out) - 4 + size > self.out_max
         ):
             self._finish_frame()
         if self.open is None:
@@ -465,14 +501,18 @@ cdef class FrameBuilder:
         cdef uint8_t *end = self.out.p
         if p is NULL:               # an earlier call failed
             raise MemoryError
-        store_u32(p, <uint32_t> (size - 4))
+        store_u32(p, <uint32_t> (size - 4 + (0 if frame.large is None else frame.large.size)))
         self.out.p = p + 4
         put_u16(&self.out, KEY_PUBLISH)
         put_u16(&self.out, 1 if self.filter_extract is None else 2)
         put_u8(&self.out, self.publisher_id)
         put_u32(&self.out, <uint32_t> frame.entries)
         self.out.p = end
-        frame.data = out_finish(&self.out)
+        if self.out.end - p == SPARE_SIZE and size > SPARE_SIZE // 2:
+            frame.data = finish_spare(&self.out)
+            frame.spare = True
+        else:
+            frame.data = out_finish(&self.out)
         frame.last = None
         self.frames.append(frame)
         self.open = None

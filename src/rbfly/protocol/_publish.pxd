@@ -34,7 +34,7 @@ cdef class PublishWindow(FrameBuilder):
     cdef int _drop_given_up(self) except -1
     cdef int _roll_back(self) noexcept
     cdef int _repack(self, uint64_t first) except -1
-    cpdef bytes take(self)
+    cdef object _take(self)
     cdef Py_ssize_t _count_repeated(self, Frame frame) except -1
     cdef list _unsettled(self)
     cdef int _refuse_too_large(self) except -1

@@ -10,8 +10,9 @@ discards what it has already stored, and does not store a skipped id after a hig
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
@@ -29,6 +30,7 @@ from rbfly.protocol._ring cimport (
     GIVEN_UP, SETTLED, Entry, Ids, Ring, contains, entry_at, reach, ring_find, ring_follow,
     ring_search,
 )
+from rbfly.protocol._spare cimport keep_spare
 
 from rbfly.error import ArgumentError
 
@@ -45,6 +47,16 @@ cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
     for i in range(entry.waiter, entry.waiter + entry.spans):
         count += (<SubEntrySpan> frame.waiters[i]).count
     return count
+
+
+cdef bytes body_of(Frame frame, Entry *entry):
+    # Its large body; None for none.
+    return None if frame.large is None else frame.large.get(entry.start)
+
+
+cdef Py_ssize_t size_of(Frame frame, Entry *entry) except -1:
+    cdef bytes body = body_of(frame, entry)
+    return entry.size if body is None else entry.size + PyBytes_GET_SIZE(body)
 
 
 @cython.final
@@ -198,9 +210,15 @@ cdef class PublishWindow(FrameBuilder):
 
     # -- sending
 
-    cpdef bytes take(self):
+    def take(self):
         """Return the next frame to write (bytes); None if the queue is empty or the window full."""
+        found = self._take()
+        return b''.join(found) if type(found) is list else found
+
+    cdef object _take(self):
+        # The same, but a frame with large bodies is a list of its parts.
         cdef Frame frame
+        cdef object found
         cdef Py_ssize_t repeated = 0
         self._enter()
         try:
@@ -216,6 +234,9 @@ cdef class PublishWindow(FrameBuilder):
             frame = <Frame> self.frames[self.next_frame - self.frames_base]
             if self.in_flight and self.in_flight + frame.count > self.max_unconfirmed:
                 return None
+            found = frame.data
+            if frame.large is not None:
+                found = frame.large.parts(frame.data, self.amqp)
             if contains(&self.written, entry_at(&self.ring, self.ring.sent).id):
                 repeated = self._count_repeated(frame)
             self.repeated += <uint64_t> repeated
@@ -227,7 +248,7 @@ cdef class PublishWindow(FrameBuilder):
             self.queued -= frame.count
             self.ring.sent += <uint64_t> frame.entries
             reach(&self.written, entry_at(&self.ring, self.ring.sent - 1).id)
-            return frame.data
+            return found
         finally:
             self.busy = False
 
@@ -345,22 +366,25 @@ cdef class PublishWindow(FrameBuilder):
 
     cdef int _refuse_too_large(self) except -1:
         # A sub-entry is refused as a whole, because it has one id.
-        cdef Py_ssize_t n, limit, count
+        cdef Py_ssize_t n, size, limit, count
         cdef Entry *entry
         cdef Frame frame
         cdef ConfirmWaiter waiter
         cdef uint64_t i
         for i in range(self.ring.head, self.ring.tail):
             entry = entry_at(&self.ring, i)
-            if entry.state == SETTLED or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
+            if entry.state == SETTLED:
                 continue
             frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
+            size = size_of(frame, entry)
+            if PREFIX - 4 + size <= self.frame_max:
+                continue
             for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
                 waiter = waiter_of(frame.waiters[n])
                 if waiter.too_large is None:
                     limit = max(self.frame_max - (PREFIX - 4), 0)
                     count = messages_of(frame, entry)
-                    waiter.too_large = (entry.id, entry.size, limit, count)
+                    waiter.too_large = (entry.id, size, limit, count)
             count = self._settle_entries(frame, entry, 1, FRAME_TOO_LARGE, self.too_large)
             self.refused += <uint64_t> count
             self._retire(entry, i, count)
@@ -383,7 +407,8 @@ cdef class PublishWindow(FrameBuilder):
         # On failure, restore the state before.
         cdef list old = self.frames
         cdef uint64_t old_base = self.frames_base
-        cdef Py_ssize_t kept
+        cdef Py_ssize_t kept, start
+        cdef bytes body
         cdef uint64_t size, n
         cdef Entry *saved
         cdef Entry *entry
@@ -412,17 +437,21 @@ cdef class PublishWindow(FrameBuilder):
                 source = <Frame> old[offset(entry.frame, old_base)]
                 self._reserve(entry.size, messages_of(source, entry))
                 put_bytes(&self.out, PyBytes_AS_STRING(source.data) + entry.start, entry.size)
+                start = out_size(&self.out) - entry.size
+                body = body_of(source, entry)
+                if body is not None:
+                    start = self._add_large(body, start, None)
                 if entry.spans:
                     self._add_sub_entry(
                         entry.id,
-                        out_size(&self.out) - entry.size,
+                        start,
                         source.waiters[entry.waiter:entry.waiter + entry.spans],
                     )
                 else:
                     add_simple(
                         self,
                         entry.id,
-                        out_size(&self.out) - entry.size,
+                        start,
                         <ConfirmWaiter> source.waiters[entry.waiter],
                         entry.order,
                     )
@@ -547,6 +576,8 @@ cdef class PublishWindow(FrameBuilder):
         cdef uint64_t position = 0
         cdef Py_ssize_t start, size
         cdef Entry *entry
+        cdef bytes body
+        cdef const uint8_t *new
         cdef Frame frame = None
         cdef ConfirmWaiter found, joined
         cdef const char *data
@@ -562,14 +593,22 @@ cdef class PublishWindow(FrameBuilder):
             put_entry(self, id, message, value)
             size = out_size(&self.out) - start
             entry = self._find_unsettled(id, &position)
-            if entry is NULL or size != <Py_ssize_t> entry.size:
+            if entry is NULL:
                 return False
             frame = self._frame_of(entry)
+            if size != size_of(frame, entry):
+                return False
             if frame is self.open:
                 data = <const char *> self.out.start
             else:
                 data = PyBytes_AS_STRING(frame.data)
-            if memcmp(data + entry.start, self.out.start + start, <size_t> size) != 0:
+            new = self.out.start + start
+            if memcmp(data + entry.start, new, entry.size) != 0:
+                return False
+            body = body_of(frame, entry)
+            if body is not None and memcmp(
+                PyBytes_AS_STRING(body), new + entry.size, <size_t> PyBytes_GET_SIZE(body)
+            ) != 0:
                 return False
         finally:
             self.out.p = self.out.start + start
@@ -703,6 +742,14 @@ cdef inline int settle_messages(
     return 0
 
 
+cdef int release(Frame frame) except -1:
+    # Release the large parts of a settled frame.
+    frame.large = None
+    if frame.spare:
+        keep_spare(<PyObject *> frame.data)
+    return 0
+
+
 cdef inline Py_ssize_t settle(
     PublishWindow window, const uint8_t *p, Py_ssize_t count, int code, list done
 ) except -1:
@@ -728,6 +775,8 @@ cdef inline Py_ssize_t settle(
             entry_at(&window.ring, position).state = SETTLED
     frame.unsettled -= run
     if frame.unsettled == 0:
+        if frame.spare or frame.large is not None:
+            release(frame)
         frame.data = None
         frame.waiters = None
         if frame.sent_at and code == CONFIRMED:

@@ -19,7 +19,7 @@ cdef struct Entry:
     uint32_t frame      # number of its frame, modulo 2**32
     uint32_t waiter     # index into the frame's waiters
     uint32_t start      # position in the frame
-    uint32_t size       # from its publishing id to the end of its message
+    uint32_t size       # from its publishing id to the end of its message, or to a large body
     uint32_t order      # index among its waiter's messages, modulo 2**32
     uint16_t spans      # of a sub-entry: number of spans, from `waiter` on; else 0
     uint8_t state       # SETTLED or GIVEN_UP; else 0

@@ -480,7 +480,28 @@ class StreamsClient(ClientBase):
         group: str | handover.Group | None = None,
         type: None = None,
         codec: None = None,
+        copy: Literal[True] = True,
     ) -> subscription.Subscription[bytes]: ...
+
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset | OffsetSource | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[False],
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        commit: Commit | tracking.OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | datetime.datetime | None = None,
+        group: str | handover.Group | None = None,
+        type: None = None,
+        codec: None = None,
+        copy: Literal[False],
+    ) -> subscription.Subscription[memoryview]: ...
 
     @overload
     def subscribe(
@@ -499,6 +520,7 @@ class StreamsClient(ClientBase):
         group: str | handover.Group | None = None,
         type: None = None,
         codec: None = None,
+        copy: bool = True,
     ) -> subscription.Subscription: ...
 
     @overload
@@ -518,6 +540,7 @@ class StreamsClient(ClientBase):
         group: str | handover.Group | None = None,
         type: type[T],
         codec: None = None,
+        copy: Literal[True] = True,
     ) -> subscription.Subscription[T]: ...
 
     @overload
@@ -537,6 +560,7 @@ class StreamsClient(ClientBase):
         group: str | handover.Group | None = None,
         type: None = None,
         codec: body_codec.Codec[T],
+        copy: Literal[True] = True,
     ) -> subscription.Subscription[T]: ...
 
     @overload
@@ -556,6 +580,7 @@ class StreamsClient(ClientBase):
         group: str | handover.Group | None = None,
         type: Any,
         codec: None = None,
+        copy: Literal[True] = True,
     ) -> subscription.Subscription[Any]: ...
 
     def subscribe(
@@ -574,6 +599,7 @@ class StreamsClient(ClientBase):
         group: str | handover.Group | None = None,
         type: Any = None,
         codec: body_codec.Codec[Any] | None = None,
+        copy: bool = True,
     ) -> subscription.Subscription[Any]:
         """Read the messages of a stream, with `async for`.
 
@@ -618,6 +644,8 @@ class StreamsClient(ClientBase):
             contain.  See :doc:`/guides/types`.
         :param codec: decodes the bodies of messages, for example from JSON; None for AMQP 1.0
             values.
+        :param copy: copy binary bodies to `bytes`; if false, they are read-only memoryviews, each
+            of which keeps its chunk in memory.  See :ref:`large-messages`.
         :raises TypeError: an argument has the wrong type, or `type` cannot be decoded.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
@@ -638,5 +666,6 @@ class StreamsClient(ClientBase):
             group,
             type,
             codec,
+            copy,
         )
         return subscription.subscribe(self._cluster, self._members, stream, settings)

@@ -179,12 +179,32 @@ class StreamsClient:
 
     @overload
     def subscribe(
-        self, stream: str, *, amqp: Literal[False], **options: Unpack[SubscribeOptions]
+        self,
+        stream: str,
+        *,
+        amqp: Literal[False],
+        copy: Literal[True] = True,
+        **options: Unpack[SubscribeOptions],
     ) -> Subscription[bytes]: ...
 
     @overload
     def subscribe(
-        self, stream: str, *, amqp: bool = True, **options: Unpack[SubscribeOptions]
+        self,
+        stream: str,
+        *,
+        amqp: Literal[False],
+        copy: Literal[False],
+        **options: Unpack[SubscribeOptions],
+    ) -> Subscription[memoryview]: ...
+
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        amqp: bool = True,
+        copy: bool = True,
+        **options: Unpack[SubscribeOptions],
     ) -> Subscription: ...
 
     @overload
@@ -204,10 +224,11 @@ class StreamsClient:
         amqp: bool = True,
         type: Any = None,
         codec: Any = None,
+        copy: bool = True,
         **options: Unpack[SubscribeOptions],
     ) -> Subscription[Any]:
         """Read the messages of a stream, with `for`."""
         subscribe = functools.partial(
-            self._client.subscribe, stream, amqp=amqp, type=type, codec=codec, **options
+            self._client.subscribe, stream, amqp=amqp, type=type, codec=codec, copy=copy, **options
         )
         return Subscription(self, self._thread, subscribe)

@@ -84,7 +84,7 @@ class PublisherOptions(TypedDict, total=False):
 class ReadOptions(TypedDict, total=False):
     """Keyword arguments of `subscribe`, for a stream and for a super stream.
 
-    Without `amqp`, `type` and `codec`, which choose the type of the bodies.
+    Without `amqp`, `type`, `codec` and `copy`, which choose the type of the bodies.
     """
 
     filter: MessageFilter | None

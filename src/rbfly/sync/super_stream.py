@@ -83,12 +83,29 @@ class SuperStream:
 
     @overload
     def subscribe(
-        self, *, amqp: Literal[False], **options: Unpack[SuperSubscribeOptions]
+        self,
+        *,
+        amqp: Literal[False],
+        copy: Literal[True] = True,
+        **options: Unpack[SuperSubscribeOptions],
     ) -> Subscription[bytes]: ...
 
     @overload
     def subscribe(
-        self, *, amqp: bool = True, **options: Unpack[SuperSubscribeOptions]
+        self,
+        *,
+        amqp: Literal[False],
+        copy: Literal[False],
+        **options: Unpack[SuperSubscribeOptions],
+    ) -> Subscription[memoryview]: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        amqp: bool = True,
+        copy: bool = True,
+        **options: Unpack[SuperSubscribeOptions],
     ) -> Subscription: ...
 
     @overload
@@ -107,10 +124,11 @@ class SuperStream:
         amqp: bool = True,
         type: Any = None,
         codec: Any = None,
+        copy: bool = True,
         **options: Unpack[SuperSubscribeOptions],
     ) -> Subscription[Any]:
         """Read the messages of all partitions, with `for`."""
         subscribe = functools.partial(
-            self._stream.subscribe, amqp=amqp, type=type, codec=codec, **options
+            self._stream.subscribe, amqp=amqp, type=type, codec=codec, copy=copy, **options
         )
         return Subscription(self._client, self._thread, subscribe)

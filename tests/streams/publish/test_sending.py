@@ -43,8 +43,8 @@ class Connection(Engine):
 
     feed = feed
 
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
+    def write(self, data: bytes | list[bytes]) -> None:
+        self.written.append(data if isinstance(data, bytes) else b''.join(data))
 
     confirm_check: object = None
 

@@ -49,6 +49,7 @@ class ReadSettings:
         group: str | Group | None,
         type: object,
         codec: Codec[Any] | None,
+        copy: bool,
     ) -> None:
         check_stream(stream)
         if offset is None:  # a member that joins late misses nothing
@@ -73,6 +74,10 @@ class ReadSettings:
         self.timeout: float | None = timeout or None
         self.amqp = amqp
         self.plan: Plan | None = requested_plan(type, codec, amqp)
+        check_type('copy', copy, bool)
+        if self.plan is not None and not copy:
+            raise ArgumentError('copy=False is for bodies as they are: omit type and codec')
+        self.copy = copy
         self.on_decode_error = on_decode_error
         self.initial_credit = initial_credit
         self.on_gap = on_gap

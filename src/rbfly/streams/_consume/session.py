@@ -109,7 +109,7 @@ class SubscriptionSession(Owner):
     ) -> None:
         credit, until = settings.initial_credit, settings.until
         tracking, group = settings.tracking, settings.group
-        decoder = Decoder(settings.amqp, settings.on_decode_error, settings.plan)
+        decoder = Decoder(settings.amqp, settings.on_decode_error, settings.plan, settings.copy)
         self.stream = stream
         self.state: SessionState = SessionState.READING
         end = None if until is None else End(until)

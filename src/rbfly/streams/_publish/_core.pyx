@@ -390,7 +390,7 @@ cdef class PublisherCore:
         cdef object data
         self.scheduled = False
         while connection is not None and not connection.paused:
-            data = window.take()
+            data = window._take()
             if data is None:
                 break
             connection.write(data)

@@ -358,7 +358,28 @@ class SuperStream:
         group: str | Group | None = None,
         type: None = None,
         codec: None = None,
+        copy: Literal[True] = True,
     ) -> SuperStreamSubscription[bytes]: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        offset: Offsets | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[False],
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        commit: Commit | OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | datetime | None = None,
+        refresh_interval: float = 60.0,
+        group: str | Group | None = None,
+        type: None = None,
+        codec: None = None,
+        copy: Literal[False],
+    ) -> SuperStreamSubscription[memoryview]: ...
 
     @overload
     def subscribe(
@@ -377,6 +398,7 @@ class SuperStream:
         group: str | Group | None = None,
         type: None = None,
         codec: None = None,
+        copy: bool = True,
     ) -> SuperStreamSubscription: ...
 
     @overload
@@ -396,6 +418,7 @@ class SuperStream:
         group: str | Group | None = None,
         type: type[T],
         codec: None = None,
+        copy: Literal[True] = True,
     ) -> SuperStreamSubscription[T]: ...
 
     @overload
@@ -415,6 +438,7 @@ class SuperStream:
         group: str | Group | None = None,
         type: None = None,
         codec: Codec[T],
+        copy: Literal[True] = True,
     ) -> SuperStreamSubscription[T]: ...
 
     @overload
@@ -434,6 +458,7 @@ class SuperStream:
         group: str | Group | None = None,
         type: Any,
         codec: None = None,
+        copy: Literal[True] = True,
     ) -> SuperStreamSubscription[Any]: ...
 
     def subscribe(
@@ -452,6 +477,7 @@ class SuperStream:
         group: str | Group | None = None,
         type: Any = None,
         codec: Codec[Any] | None = None,
+        copy: bool = True,
     ) -> SuperStreamSubscription[Any]:
         """Read the messages of all partitions, with `async for`.
 
@@ -488,6 +514,7 @@ class SuperStream:
             group,
             type,
             codec,
+            copy,
         )
         waiter = MessageWaiter(self._cluster.check_loop, settings.timeout)
         session = MergedSession(
