@@ -34,8 +34,10 @@ class Connected(Work):
         self.connect = PollingConnection if polls else wire.Connection
 
     async def open(self) -> None:
-        target = self.target
-        self.connection = self.connect(target.address, timeout=None, ca_file=target.ca_file)
+        self.connection = self.connected()
+
+    def connected(self) -> wire.Connection:
+        return self.connect(self.target.address, timeout=None, ca_file=self.target.ca_file)
 
     async def round_trip(self) -> float:
         start = perf_counter()
@@ -79,8 +81,7 @@ class Consume(Connected):
         readers = self.kind.stored.readers
         self.shares = [(self.connection, min(readers, SUBSCRIPTIONS))]
         for first in range(SUBSCRIPTIONS, readers, SUBSCRIPTIONS):
-            connection = self.connect(self.target.address, timeout=None)
-            self.shares.append((connection, min(readers - first, SUBSCRIPTIONS)))
+            self.shares.append((self.connected(), min(readers - first, SUBSCRIPTIONS)))
         self.each = 1 / readers
 
     async def run(self) -> int:

@@ -234,8 +234,8 @@ cdef extern from *:
     }
     #endif
 
-    /* -- Change the size of bytes within their memory, which bytes of the first size have; the caller
-       has the only reference.  Return 0 if that is impossible.
+    /* -- Change the size of bytes within their memory, which bytes of the first size have; the
+       caller has the only reference.  Return 0 if that is impossible.
        Gain: no fresh pages for large frames, whose messages are encoded in a third of the time. */
     static inline int rbfly_set_size(PyObject *bytes, Py_ssize_t size) {
     #if RBFLY_INTERNALS

@@ -64,7 +64,7 @@ class Root:
     @property
     def folder(self) -> Path:
         what = 'compiler' if self.compiler else 'python'
-        return cache_folder() / f'{what}-{self.suite}-{self.arch}-1'
+        return cache_folder() / f'{what}-{self.suite}-{self.arch}-2'
 
     @property
     def interpreter(self) -> str:
@@ -148,6 +148,8 @@ class Root:
             (folder / 'proc').unlink()
             (folder / 'proc').mkdir()
         (folder / 'etc/hosts').write_text('127.0.0.1 localhost\n::1 localhost\n')
+        # Without this file, older versions of glibc ask only DNS for the address of localhost.
+        (folder / 'etc/nsswitch.conf').write_text('hosts: files dns\n')
         (folder / 'etc/passwd').write_text('root:x:0:0:root:/root:/bin/sh\n')
         if self.emulated:
             shutil.copy(shutil.which(f'qemu-{self.arch}-static') or '', folder / QEMU[1:])

@@ -1,5 +1,6 @@
 # C helpers that Cython cannot express: strings, cached map keys and small integers without calls,
-# keyword arguments, and attributes from a table.  The caches are static, one per module; only `_decode` uses them.
+# keyword arguments, and attributes from a table.  The caches are static, one per module; only
+# `_decode` uses them.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t
@@ -15,7 +16,7 @@ cdef extern from *:
         return by_width[code >> 4];
     }
 
-    /* memcpy, inline for small sizes.  A compiler that knows a bound for n turns memcpy into `rep movs`,
+    /* memcpy, inline for small sizes.  A compiler that knows a bound for n uses `rep movs`,
        whose startup takes longer than copying most keys and strings. */
     static inline void rbfly_copy(uint8_t *to, const uint8_t *from, Py_ssize_t n) {
         if (n > 64) {
@@ -159,13 +160,13 @@ cdef extern from *:
     }
 
     /* Where to keep an object that belongs to a cached string; NULL for nowhere. */
-    static PyObject *rbfly_kept[RBFLY_CACHE_SLOTS];
+    static PyObject *rbfly_kept_objects[RBFLY_CACHE_SLOTS];
     static inline PyObject **rbfly_place_for(PyObject *s) {
     #ifdef Py_GIL_DISABLED
         (void)s;
         return NULL;
     #else
-        return &rbfly_kept[((uintptr_t)s >> 4) % RBFLY_CACHE_SLOTS];
+        return &rbfly_kept_objects[((uintptr_t)s >> 4) % RBFLY_CACHE_SLOTS];
     #endif
     }
 

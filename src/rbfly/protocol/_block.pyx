@@ -1,7 +1,7 @@
 """Memory of large received frames, which later frames use again.
 
-The kernel maps and clears each page of fresh memory when it is first written, which takes as long as
-receiving the data.  The memory of a block is free when the object is: no chunk and no view of a
+The kernel maps and clears each page of fresh memory when it is first written, which takes as long
+as receiving the data.  The memory of a block is free when the object is: no chunk and no view of a
 message refers to it.
 """
 

@@ -1,8 +1,8 @@
 """Memory of large frames that were written, which later frames use again.
 
-Otherwise the kernel would map and clear fresh pages for each frame, which takes longer than encoding
-its messages.  The memory of a frame is free when nothing refers to its `bytes`, as when Python frees
-them: a transport keeps a reference to what it has not written.
+Otherwise the kernel would map and clear fresh pages for each frame, which takes longer than
+encoding its messages.  The memory of a frame is free when nothing refers to its `bytes`, as when
+Python frees them: a transport keeps a reference to what it has not written.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
