@@ -10,7 +10,7 @@ from tests.brokers import until
 from tests.super_streams import read_partition
 from tests.user_programs import FOLDER, HANG, end, started
 
-PAGE = Path(__file__).parents[2] / 'doc' / 'guides' / 'processing.rst'
+GUIDES = Path(__file__).parents[2] / 'doc' / 'guides'
 COUNT = 3000
 FAILING = 100  # every so often, an order has no id
 
@@ -60,8 +60,14 @@ async def test_every_order_is_billed(
     assert set(lag.values()) == {0}
 
 
-def test_page_says_how_long_the_programs_are() -> None:
-    for program in ('billing_before', 'billing_after'):
-        lines = (FOLDER / f'{program}.py').read_text().splitlines()
+@pytest.mark.parametrize(
+    ('page', 'program'),
+    [('processing', 'billing'), ('pipes', 'invoices'), ('sync', 'shop'), ('types', 'typed')],
+)
+def test_page_says_how_long_the_programs_are(page: str, program: str) -> None:
+    text = (GUIDES / f'{page}.rst').read_text()
+    for name in (f'{program}_before', f'{program}_after'):
+        lines = (FOLDER / f'{name}.py').read_text().splitlines()
         count = sum(bool(line.strip()) and not line.lstrip().startswith('#') for line in lines)
-        assert f'{count}' in PAGE.read_text()
+        assert name in text
+        assert f' {count}' in text
