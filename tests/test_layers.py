@@ -53,7 +53,8 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'gathering', 'login', 'resolving', 'totals', 'waiting'],
+        ['', 'gathering', 'limits', 'login', 'totals'],
+        ['resolving', 'waiting'],
         ['uri'],
         ['observer', 'requests'],
         ['busy_poll', 'connection', 'retry'],

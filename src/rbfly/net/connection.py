@@ -39,6 +39,7 @@ from ..protocol._engine import FRAME_CAP, Counters, Engine
 from ..protocol.commands import Command, NodeAddress, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .gathering import gather_to
+from .limits import time_limit
 from .observer import (
     ConnectionState,
     Observer,
@@ -259,7 +260,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if self._loop is not asyncio.get_running_loop():
             return  # the socket was closed with its loop
         try:
-            async with asyncio.timeout(timeout):
+            async with time_limit(timeout):
                 await settled(self._request_close())
         except TimeoutError:
             pass

@@ -24,6 +24,7 @@ from ..protocol.commands import NodeAddress
 from ..record import replace
 from .connection import Connection
 from .handshake import connect
+from .limits import time_limit
 from .resolving import Recent, Resolver
 from .retry import Progress, Refusal, is_cut
 from .uri import Address, Endpoint, Settings, at
@@ -144,7 +145,7 @@ class Dialer:
         end = loop.time() + limit
         try:
             progress.on_step('resolving the host name')
-            async with asyncio.timeout(first := min(ADDRESS_TIMEOUT, limit)):
+            async with time_limit(first := min(ADDRESS_TIMEOUT, limit)):
                 hosts = await self._resolver.resolve(info.host, info.port, limit)
         except TimeoutError:
             self._on_timeout(info, first, progress)
@@ -170,7 +171,7 @@ class Dialer:
     ) -> Connection | None:
         """Connect to an IP address; if that fails, do as :meth:`dial`."""
         try:
-            async with asyncio.timeout(limit):
+            async with time_limit(limit):
                 connection = await connect(
                     info, host, self._settings, progress.on_step, self._counters
                 )

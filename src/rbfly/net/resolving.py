@@ -8,6 +8,8 @@ from itertools import count
 from socket import SOCK_STREAM
 from typing import TypeVar
 
+from .limits import time_limit
+
 K = TypeVar('K')
 V = TypeVar('V')
 
@@ -51,7 +53,7 @@ class Resolver:
             return found
         known = self._known.get(host)
         try:
-            async with asyncio.timeout(None if known is None else min(LOOKUP, limit / 4)):
+            async with time_limit(None if known is None else min(LOOKUP, limit / 4)):
                 found = await lookup(host, port)
         except (OSError, TimeoutError):
             if known is None:

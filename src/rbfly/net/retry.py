@@ -18,6 +18,7 @@ from ..error import (
     without_frames,
 )
 from ..protocol.const import Key, ResponseCode
+from .limits import time_limit_at
 
 T = TypeVar('T')
 OnWait = Callable[[RbFlyError | None, float], None]
@@ -201,7 +202,7 @@ class Deadline:
         return timeout
 
     async def __aenter__(self) -> Self:
-        self._scope = asyncio.timeout_at(None if self.limit is None else self.when)
+        self._scope = time_limit_at(None if self.limit is None else self.when)
         await self._scope.__aenter__()
         return self
 

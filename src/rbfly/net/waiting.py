@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from ..error import StreamConnectionError, copy_error
+from .limits import time_limit
 
 T = TypeVar('T')
 
@@ -81,7 +82,7 @@ class CloseTimeout:
         """Limit one close; the `async with` block calls what it gets whenever it makes progress."""
         loop = asyncio.get_running_loop()
         seconds = self.timeout if self.left is None else self.left
-        scope: Any = asyncio.timeout(seconds)
+        scope: Any = time_limit(seconds)
 
         def on_progress() -> None:
             nonlocal seconds

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from ...error import RbFlyError
+from ...net.limits import time_limit
 from ...net.observer import facts
 from ...net.registration import Registration
 from ...protocol._cursor import MessageCursor
@@ -140,7 +141,7 @@ class DeliveryWatchdog:
     async def _has_message(self) -> bool:
         cursor, cluster = self._cursor, self._registration.cluster
         try:
-            async with asyncio.timeout(LOOK):
+            async with time_limit(LOOK):
                 end = await end_of_messages(cluster, self._stream)
                 if end == 0 and cursor.position is None:  # only stored offsets, perhaps
                     return not await delivers_chunks(cluster, self._stream)

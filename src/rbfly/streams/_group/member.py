@@ -29,6 +29,7 @@ from ...error import (
     about,
 )
 from ...net.connection import Connection
+from ...net.limits import time_limit, time_limit_at
 from ...net.observer import Observer, check_transition, facts
 from ...net.registration import Registration
 from ...net.retry import backoff
@@ -237,7 +238,7 @@ class Member:
             return
         timeout = self.group.handover_timeout
         try:
-            async with asyncio.timeout(timeout):
+            async with time_limit(timeout):
                 await self._first.wait()
                 await self._revocation.wait()
         except TimeoutError:
@@ -418,7 +419,7 @@ class Member:
         # With a function, only if that succeeds.
         can_store = self.group.on_revoke is None and self._hooks.on_revoke is None
         try:
-            async with asyncio.timeout_at(self._leave_by):
+            async with time_limit_at(self._leave_by):
                 await self._first.wait()
                 await self._finish()
                 await self._revocation.wait()
@@ -431,7 +432,7 @@ class Member:
             self._warn(f'stores no offset: {ex}', 'offset_not_stored', str(ex))
         if can_store:
             try:
-                async with asyncio.timeout_at(self._leave_by + STORE_TIMEOUT):
+                async with time_limit_at(self._leave_by + STORE_TIMEOUT):
                     await self._store()
             except (RbFlyError, TimeoutError) as ex:
                 reason = str(ex) or type(ex).__name__

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, cast
 
 from ...error import RbFlyError, counted
 from ...net.connection import PING, Connection
+from ...net.limits import time_limit
 from ...net.observer import Observer, facts
 from ...net.outage_log import listed
 from ...net.registration import Registration
@@ -180,7 +181,7 @@ class ConfirmCheck:
     async def _broker_state(self) -> BrokerState:
         connection = self._connection
         try:
-            async with asyncio.timeout(ANSWER):
+            async with time_limit(ANSWER):
                 await outcome(connection.send_request(PING, 0))
             return 'answers'
         except TimeoutError:
@@ -191,7 +192,7 @@ class ConfirmCheck:
         if cluster is None:
             return 'silent'
         try:
-            async with asyncio.timeout(ANSWER):
+            async with time_limit(ANSWER):
                 problem = await cluster.problem_of(connection.address)
         except TimeoutError:
             return 'silent'

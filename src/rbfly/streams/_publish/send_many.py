@@ -20,6 +20,7 @@ from ...error import (
     of_callback,
     set_fields,
 )
+from ...net.limits import time_limit
 from .._waiting import TURN, is_foreign, let_others_run
 from ..types import MessageCtx
 from ._confirm import ConfirmGroup
@@ -228,7 +229,7 @@ class SendManyCall:
             )
         error: Exception | None = None
         ended = False  # no message is left to take
-        limit = asyncio.timeout(timeout or None)
+        limit = time_limit(timeout or None)
         try:
             async with limit:
                 try:
@@ -316,7 +317,7 @@ class SendManyCall:
         """
         session, destination = self._session, self._destination
         core, take = destination.core, destination.take
-        stop = asyncio.timeout(None)
+        stop = time_limit(None)
         destination.receive(stop)
         try:
             async with stop:

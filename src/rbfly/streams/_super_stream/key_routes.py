@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from ...error import ConfirmTimeout, NoRouteError, PublisherError, RbFlyError, WindowTimeout
 from ...net.cluster import Cluster
+from ...net.limits import time_limit_at
 from ...net.waiting import outcome
 from .._admin.partitions import query_route, retried
 from ._routing import PublishTarget, Router
@@ -99,7 +100,7 @@ class KeyRoutes:
         :param end: what becomes of the messages if the time is up.
         :param kind: the error if the time is up.
         """
-        limit = asyncio.timeout_at(until)
+        limit = time_limit_at(until)
         try:
             async with limit:
                 return await call
