@@ -17,7 +17,7 @@ CREATE TABLE IF NOT EXISTS positions (stream TEXT PRIMARY KEY, next INTEGER);
 
 
 def change(body: bytes) -> dict[str, Any] | None:
-    """Return what has changed; None for a message that is no change event."""
+    """Return the change; None for a message that is no change event."""
     try:
         event = json.loads(body)
     except ValueError:

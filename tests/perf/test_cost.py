@@ -102,7 +102,7 @@ def test_lines_of_connections() -> None:
     assert cost.counted(text.splitlines()) == expected
 
 
-# -- what is printed and drawn
+# -- tables and drawings
 
 
 def written(path: Path, broker: float = 1.0) -> Results:

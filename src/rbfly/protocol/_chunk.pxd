@@ -6,7 +6,7 @@ from rbfly._wire cimport load_u32
 
 cdef class Chunk:
     cdef object owner               # keeps its bytes alive: bytes, or a memoryview of a block
-    cdef const uint8_t *owner_end   # of what was received
+    cdef const uint8_t *owner_end   # of the received bytes
     cdef const uint8_t *data        # entries of the chunk
     cdef const uint8_t *data_end
     cdef uint32_t crc

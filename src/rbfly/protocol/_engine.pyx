@@ -121,7 +121,7 @@ cdef class Engine:
     # -- sending
 
     def send_to(self, sink, gather=None):
-        """Pass what is written to a function from now on; None to drop it.
+        """Pass written bytes to a function from now on; None to drop them.
 
         :param gather: the same for a list of bytes, sent one after the other; None to join them.
         """

@@ -9,7 +9,7 @@ cdef enum:
 # Open a buffer of SPARE_SIZE bytes.
 cdef int open_spare(OutBuffer *out) except -1
 
-# Close such a buffer, and return what was written.
+# Close such a buffer, and return the written bytes.
 cdef bytes finish_spare(OutBuffer *out)
 
 # Keep the memory of what `finish_spare` has returned, if there is one reference to it, which the
