@@ -182,4 +182,4 @@ def test_no_memory_to_append_a_large_message(before: int, way: str) -> None:
         sizes = [20_000] * before + [20_000] * (not failed) + [4]
         assert [len(body) for _, body in entries] == sizes
         check(window, finish(window, way), waiters)
-    assert number > 1
+    assert number > 1 or before  # a second body may need no memory
