@@ -37,6 +37,7 @@ def meter(address: str, clients: Iterable[int]) -> Iterator[dict[str, float]]:
     assert port is not None
     pids, listening = set(clients), list(processes(port))
     found: dict[str, float] = {}
+    await_closed(port)  # else the end of a connection that others closed before would count
     with socket.create_server(('127.0.0.1', 0)) as last, events(port, last) as ended:
         before, times = connections(port, pids), cpu_times(listening)
         yield found
@@ -100,10 +101,15 @@ def connections(port: int, clients: set[int]) -> Connections:
 
 def open_connections(port: int, clients: set[int]) -> Connections:
     """The same, once connections that a process has closed have ended."""
+    await_closed(port)
+    return connections(port, clients)
+
+
+def await_closed(port: int) -> None:
+    """Wait until the connections to a port that a process has closed have ended."""
     limit = monotonic() + CLOSING
     while any(not PID.search(line) for line in listed(port)) and monotonic() < limit:
         sleep(0.01)
-    return connections(port, clients)
 
 
 @contextmanager
