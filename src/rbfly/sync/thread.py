@@ -109,14 +109,24 @@ class ClientThread:
             running = self._running
             if running is None:
                 return
-            call = Call(lambda: asyncio.wait_for(self._close(), timeout))
-            try:
+
+            def close() -> None:
+                call = Call(lambda: asyncio.wait_for(self._close(), timeout))
                 running.start(call)
                 call.wait()
+
+            is_closed = False
+            try:
+                close()
+                is_closed = True
             finally:
                 with self._lock:
                     self._running = None
-                running.stop()
+                try:
+                    if is_closed:
+                        close()  # another thread may have used the client in the meantime
+                finally:
+                    running.stop()
 
     def drop(self) -> None:
         """Do the same without waiting: the program has dropped its last reference."""
