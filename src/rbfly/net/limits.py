@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import cast
 
@@ -20,9 +21,9 @@ class Reliable:
     def __init__(self, scope: asyncio.Timeout) -> None:
         self._scope = scope
         self._before = 0
-        self.when = scope.when
-        self.reschedule = scope.reschedule
-        self.expired = scope.expired
+        self.when: Callable[[], float | None] = scope.when
+        self.reschedule: Callable[[float | None], None] = scope.reschedule
+        self.expired: Callable[[], bool] = scope.expired
 
     async def __aenter__(self) -> Reliable:
         task = asyncio.current_task()
