@@ -19,14 +19,12 @@ SUB_ENTRY = 100
 REPEATED = 100_000  # messages to create where creating all of them would take too much memory
 
 
-def unsampled() -> Any:
-    """Return what traces messages and samples no span."""
+def unsampled_provider() -> Any:
+    """Return a provider of tracers that samples no span."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-    from rbfly.otel import tracing
-
-    return tracing(TracerProvider(sampler=ALWAYS_OFF))
+    return TracerProvider(sampler=ALWAYS_OFF)
 
 
 class Client(Work):
@@ -51,7 +49,7 @@ class Client(Work):
         self.amqp = amqp
         self.options = options
         if traced:
-            self.options = {**options, 'tracing': unsampled()}
+            self.options = {**options, 'tracing': rbfly.otel.tracing(unsampled_provider())}
         if metrics:
             from opentelemetry.sdk.metrics import MeterProvider
             from opentelemetry.sdk.metrics.export import InMemoryMetricReader

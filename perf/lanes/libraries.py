@@ -21,6 +21,7 @@ LIBRARIES = {
         Library('rbfly-pipe', 'RbFly (pipe)', (DISTRIBUTION,)),
         Library('rbfly-aiofastnet', 'RbFly (aiofastnet)', (DISTRIBUTION, 'uvloop')),
         Library('rbfly-traced', 'RbFly (traced)', (DISTRIBUTION, 'opentelemetry-sdk')),
+        Library('rbfly-spans', 'RbFly (bare spans)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rbfly-metrics', 'RbFly (metrics)', (DISTRIBUTION, 'opentelemetry-sdk')),
         Library('rstream', 'rstream', ('rstream',)),
         Library('proton', 'Qpid Proton', ('python-qpid-proton',)),
@@ -131,6 +132,13 @@ USES = (
         ROUND_TRIPS,
         'like `rbfly`, with `streams_client(..., tracing=...)`; no span is sampled',
         traced=True,
+    ),
+    use(
+        'rbfly-spans',
+        'rbfly_spans',
+        ROUND_TRIPS,
+        'like `rbfly`; the program begins and ends a span, which is not sampled, for each call:'
+        " what OpenTelemetry's SDK costs without RbFly's instrumentation",
     ),
     use(
         'rbfly-batches',

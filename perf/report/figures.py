@@ -14,6 +14,7 @@ COLOURS = {
     'rbfly-batches': '#E69F00',
     'rbfly-messages': '#F0E442',
     'rbfly-traced': '#0072B2',
+    'rbfly-spans': '#56B4E9',
     'rbfly-metrics': '#CC79A7',
     'rbfly-polling': '#0072B2',
     'rstream': '#009E73',

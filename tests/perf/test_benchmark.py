@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parents[2]
 LANES = (
     'raw-socket-single,bare-uvloop-single,rbfly-single,rbfly-batch,bare-uvloop-batch,'
     'raw-socket-polling-single,bare-uvloop-polling-batch,rbfly-polling-single,rbfly-polling-batch,'
-    'rbfly-traced-single,rbfly-traced-batch'
+    'rbfly-traced-single,rbfly-traced-batch,rbfly-spans-single,rbfly-spans-batch'
 )
 
 
