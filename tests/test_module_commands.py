@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from rbfly.testing import StreamBroker
 
 from tests.command_line import LIMIT, environment, interruptible
 from tests.examples import ROOT
@@ -93,35 +93,29 @@ def test_option_names_the_broker(folder: Path, broker_uri: str) -> None:
     assert '127.0.0.1:1' in done.stderr
 
 
-@contextmanager
-def long_demo(folder: Path, stdout: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a demonstration, which lasts; return when it publishes."""
-    process = subprocess.Popen(
-        [sys.executable, '-m', 'perf', 'demo', '--count', '1000000', '--broker', 'memory'],
-        cwd=ROOT,
-        env=environment(RBFLY_CACHE=str(folder)),
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        preexec_fn=interruptible,
-    )
-    with process:
-        try:
-            assert process.stderr is not None
-            assert b'publish' in process.stderr.readline()
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize(
     ('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=['Ctrl-C', 'SIGTERM']
 )
 def test_interrupted(number: int, code: int, folder: Path) -> None:
-    with long_demo(folder, subprocess.DEVNULL) as process:
-        process.send_signal(number)
-        assert process.stderr is not None
-        text = process.stderr.read().decode()
-        assert process.wait(LIMIT) == code
+    with StreamBroker() as broker:
+        broker.silence()  # the demonstration waits for what it has published
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'perf', 'demo', '--count', '1000', '--uri', broker.uri],
+            cwd=ROOT,
+            env=environment(RBFLY_CACHE=str(folder)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=interruptible,
+        )
+        with process:
+            try:
+                assert process.stderr is not None
+                assert b'publish' in process.stderr.readline()
+                process.send_signal(number)
+                text = process.stderr.read().decode()
+                assert process.wait(LIMIT) == code
+            finally:
+                process.kill()
     assert text.splitlines()[-1] == 'perf: interrupted'
     assert 'Traceback' not in text
 
