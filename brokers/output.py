@@ -5,15 +5,18 @@ failure, 2 for wrong arguments, 130 and 143 after Ctrl-C and SIGTERM.
 """
 
 import argparse
+import asyncio
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
-__all__ = ['Parser', 'Terminated', 'guarded', 'raise_on_sigterm', 'run']
+__all__ = ['Parser', 'Terminated', 'guarded', 'raise_on_sigterm', 'run', 'run_coroutine']
+
+T = TypeVar('T')
 
 FAILED = 1
 WRONG_ARGUMENTS = 2
@@ -37,6 +40,42 @@ def raise_on_sigterm() -> None:
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
+
+
+def run_coroutine(
+    main: Coroutine[Any, Any, T],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> T:
+    """Run a coroutine; SIGTERM cancels it as Ctrl-C does.
+
+    A callback of the event loop would lose the error that `raise_on_sigterm` raises.
+    """
+    terminated = False
+
+    async def cancellable() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+
+        def terminate(number: int, frame: FrameType | None) -> None:
+            nonlocal terminated
+            terminated = True
+            task.cancel()
+            loop.call_soon_threadsafe(lambda: None)  # wakes the event loop up
+
+        before = signal.signal(signal.SIGTERM, terminate)
+        try:
+            return await main
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        try:
+            return runner.run(cancellable())
+        except asyncio.CancelledError:
+            if not terminated:
+                raise
+    raise Terminated
 
 
 def guarded(

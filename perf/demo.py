@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 import rbfly.streams as rbs
+from brokers.output import run_coroutine
 
 from .clients.base import bodies
 from .progress import Progress
@@ -79,5 +80,4 @@ def run(uri: str, count: int, where: str = '') -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if importlib.util.find_spec('uvloop') is not None:
         factory = importlib.import_module('uvloop').new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(demo(uri, count, where))
+    run_coroutine(demo(uri, count, where), factory)

@@ -3,7 +3,6 @@
 Messages are counted with :mod:`brokers.wire` and :mod:`perf.kafka`, not with a measured library.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 
 from brokers import BrokerError, RabbitMQ, wire
+from brokers.output import run_coroutine
 from brokers.probe import parse_uri, peer_properties
 
 from . import CommandError, broker_address, kafka, super_stream_wire
@@ -199,7 +199,7 @@ class KafkaStore(Store):
     def fill(self, stream: str, count: int, stored: Stored) -> None:
         from .clients.aiokafka import fill  # the consuming lanes check the messages
 
-        asyncio.run(fill(self.direct, stream, count, stored))
+        run_coroutine(fill(self.direct, stream, count, stored))
 
     def count(self, stream: str) -> int:
         return kafka.count(self.direct, stream)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rbfly.testing import StreamBroker
-
 from tests.command_line import LIMIT, environment, interruptible
 from tests.examples import ROOT
 
