@@ -13,12 +13,12 @@ import sqlite3
 import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx
 import pika
 import pytest
 import trustme
@@ -420,12 +420,17 @@ async def deployed(
         yield process, port, output
 
 
+def read_page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=HANG) as response:
+        page: bytes = response.read()
+    return page.decode()
+
+
 async def check_deployed(
     process: asyncio.subprocess.Process, port: int, output: Path, count: int
 ) -> None:
     await until(lambda: output.read_text().count('billed') >= count, 'all orders are billed')
-    async with httpx.AsyncClient() as http:
-        metrics = (await http.get(f'http://127.0.0.1:{port}/metrics')).text
+    metrics = await asyncio.to_thread(read_page, f'http://127.0.0.1:{port}/metrics')
     [line] = [line for line in metrics.splitlines() if line.startswith('rabbitmq_stream_consumed')]
     assert float(line.split()[-1]) == count
     await end(process)
