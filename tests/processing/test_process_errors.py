@@ -317,7 +317,7 @@ async def test_wrong_arguments(
         ((['1'],), 'a delay must be int or float'),
         (([-1],), 'a delay must be 0 or more'),
         (('1',), 'delays must be numbers'),
-        ((5,), 'delays must be numbers'),
+        ((5,), r'delays must be numbers of seconds in a list, such as \[0.1, 1\], not 5'),
         (([1], 'skip'), "then must be 'fail', 'ignore' or dead_letter"),
     ],
 )

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import enum
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -55,6 +56,26 @@ async def test_subscription_in_for_or_with(offline: Any, super_stream: bool) -> 
     text = f'{name} needs `async with`, not `with`'
     with pytest.raises(rbs.RbFlyError, match=exactly(text)), messages:
         pass
+    with pytest.raises(TypeError, match=f'^{name} needs `async for` or `async with`, not `await`'):
+        await messages
+
+
+@pytest.mark.parametrize(
+    ('offset', 'advice'),
+    [
+        (5, 'int: pass Offset.offset(5)'),
+        ('first', 'str: pass Offset.FIRST'),
+        ('billing', "str: pass Offset.reference('billing') to start after a stored offset"),
+        (datetime(2026, 3, 1, tzinfo=UTC), 'datetime: pass Offset.timestamp(time)'),
+    ],
+)
+@pytest.mark.parametrize('super_stream', [False, True])
+def test_offset_of_another_type(
+    offline: Any, offset: object, advice: str, super_stream: bool
+) -> None:
+    types = 'Offset or Callable or Mapping' if super_stream else 'Offset or Callable'
+    with pytest.raises(TypeError, match=exactly(f'offset must be {types}, not {advice}')):
+        subscribe_to(offline, 's', super_stream=super_stream, offset=offset)
 
 
 # -- ports

@@ -57,7 +57,9 @@ OnError = Last | Retry | DeadLetter
 
 
 def retry(delays: Iterable[float], then: Last | DeadLetter = 'fail') -> Retry:
-    """Try a message again, after a delay: pass the result as `on_error` to :func:`process`.
+    """Try a message again, after a delay: pass the result as `on_error` to :func:`process`::
+
+        await process(orders, bill, on_error=retry([0.1, 1], then=dead_letter(publisher)))
 
     Meanwhile, only messages with the same key wait; the worker takes other messages.
 
@@ -66,7 +68,9 @@ def retry(delays: Iterable[float], then: Last | DeadLetter = 'fail') -> Retry:
     :raises ValueError: there are no delays, one of them is negative, or `then` is unknown.
     """
     if isinstance(delays, str) or not isinstance(delays, Iterable):
-        raise ArgumentTypeError(f'delays must be numbers of seconds, not {type(delays).__name__}')
+        raise ArgumentTypeError(
+            f'delays must be numbers of seconds in a list, such as [0.1, 1], not {delays!r}'
+        )
     return Retry(tuple(delays), then)
 
 

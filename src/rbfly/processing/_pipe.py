@@ -92,7 +92,10 @@ async def pipe(
     max_unconfirmed: int = 10_000,
     progress: PipeProgress | None = None,
 ) -> PipeProgress:
-    """Read messages, transform them, and publish the results: each is stored exactly once.
+    """Read messages, transform them, and publish the results: each is stored exactly once::
+
+        orders, bills = Stream(client, 'orders'), Stream(client, 'bills')
+        await pipe(orders, bills, lambda order: {'order': order['id']}, name='billing')
 
     :param source: what to read: `Stream(client, name)`, or `client.super_stream(name)`.
     :param target: where to publish, perhaps through a client of another cluster.

@@ -66,7 +66,10 @@ async def process(
     interval: float = 5.0,
     finish_timeout: float = 25.0,
 ) -> ProcessSummary:
-    """Work on several messages at once, in order by key.
+    """Work on several messages at once, in order by key::
+
+        orders = client.subscribe('orders', group='billing', commit='manual')
+        await process(orders, bill, workers=16, key=lambda order: order['customer'])
 
     Reads the subscription to its end, and closes it.  Returns after `stop`, or at `until`.
 

@@ -205,6 +205,17 @@ def check_until(until: object, start: Offset | OffsetSource) -> None:
         )
 
 
+def instead_of(start: int | str | datetime.datetime) -> str:
+    """Return what to pass instead of a value that is not an offset."""
+    if isinstance(start, datetime.datetime):
+        return 'pass Offset.timestamp(time)'
+    if isinstance(start, int):
+        return f'pass Offset.offset({start})'
+    if start.upper() in ('FIRST', 'LAST', 'NEXT'):
+        return f'pass Offset.{start.upper()}'
+    return f'pass Offset.reference({start!r}) to start after a stored offset'
+
+
 def check_starts(offset: object, until: object, super_stream: bool) -> None:
     """Check where a subscription starts, and where it ends."""
     starts: dict[str, Any] = {'offset': offset}
@@ -218,10 +229,10 @@ def check_starts(offset: object, until: object, super_stream: bool) -> None:
     if super_stream and 'offset' in starts:
         types = (Offset, Callable, Mapping)
     for name, start in starts.items():
-        if isinstance(start, int) and not isinstance(start, bool):
+        if isinstance(start, int | str | datetime.datetime) and not isinstance(start, bool):
             expected = ' or '.join(item.__name__ for item in types)
-            advice = f'pass Offset.offset({start})'
-            raise ArgumentTypeError(f'{name} must be {expected}, not int: {advice}')
+            found = type(start).__name__
+            raise ArgumentTypeError(f'{name} must be {expected}, not {found}: {instead_of(start)}')
         check_type(name, start, *types)
         check_until(until, start)
         if isinstance(start, Offset) and start.type == OffsetType.REFERENCE:

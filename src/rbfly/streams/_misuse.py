@@ -23,9 +23,15 @@ class AsyncWith:
 
 
 class AsyncFor(AsyncWith):
-    """The same, and `for` does not accept it, because it needs `async for`."""
+    """The same, and neither `for` nor `await` accepts it, because it needs `async for`."""
 
     if not TYPE_CHECKING:
 
         def __iter__(self) -> NoReturn:
             raise ArgumentTypeError(f'{type(self).__name__} needs `async for`, not `for`')
+
+        def __await__(self) -> NoReturn:
+            raise ArgumentTypeError(
+                f'{type(self).__name__} needs `async for` or `async with`, not `await`; its method'
+                ' open() can be awaited'
+            )

@@ -84,7 +84,10 @@ def streams_client(
     metrics: metrics_module.MetricsExporter | None = None,
     tracing: ClientTracing | None = None,
 ) -> StreamsClient:
-    """Create a client; it connects when it is first used.
+    """Create a client; it connects when it is first used::
+
+        async with streams_client('rabbitmq-stream://guest:guest@localhost:5552/') as client:
+            await client.create_stream('orders', max_length_bytes=20 * 2**30)
 
     :param uri: `rabbitmq-stream://user:password@host:port/vhost`, each part percent-encoded, or
         `rabbitmq-stream+tls://...`; or several of them, all with TLS or all without, tried in turn.
@@ -409,7 +412,10 @@ class StreamsClient(ClientBase):
         wait: bool = True,
         codec: body_codec.Codec[Any] | None = None,
     ) -> opening.PublisherContext[opening.P]:
-        """Open a publisher: `await` the result, or use it in `async with`.
+        """Open a publisher: `await` the result, or use it in `async with`::
+
+            async with client.publisher('orders') as publisher:
+                await publisher.send({'id': 1})
 
         The result is a coroutine: `asyncio.create_task` and `asyncio.run_coroutine_threadsafe` take
         it.
@@ -601,7 +607,11 @@ class StreamsClient(ClientBase):
         codec: body_codec.Codec[Any] | None = None,
         copy: bool = True,
     ) -> subscription.Subscription[Any]:
-        """Read the messages of a stream, with `async for`.
+        """Read the messages of a stream, with `async for`::
+
+            async with client.subscribe('orders', offset=Offset.FIRST) as orders:
+                async for order in orders:
+                    print(order)
 
         :param stream: name of the stream.
         :param offset: where to start; None for `Offset.NEXT`, in a group for `Offset.FIRST`; or an

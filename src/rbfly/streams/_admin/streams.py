@@ -45,12 +45,17 @@ class ManagementMethods:
 
         :param stream: name of the stream, at most 234 characters together with that of the virtual
             host.
-        :param max_length_bytes: size in bytes above which the broker removes the oldest segments.
-        :param max_age: age at which the broker removes segments; whole seconds.
-        :param segment_size: size of a segment in bytes, at most 3,000,000,000.
-        :param initial_cluster_size: number of replicas, at least 1.
-        :param leader_locator: how the broker chooses the node of the leader.
-        :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
+        :param max_length_bytes: size in bytes above which the broker removes the oldest segments;
+            None for no limit.
+        :param max_age: age at which the broker removes segments, in whole seconds; None for no
+            limit.  See :doc:`/guides/streams`.
+        :param segment_size: size of a segment in bytes, at most 3,000,000,000; None for the
+            broker's, 500,000,000.
+        :param initial_cluster_size: number of replicas, at least 1; None for one on each node.
+        :param leader_locator: how the broker chooses the node of the leader: `'client-local'`,
+            the one that the client is connected to; `'balanced'`, one with few leaders; None for
+            the broker's choice.
+        :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255; None for 16.
         :param initial_offset: offset of the first message; None for 0.  RabbitMQ before 4.4 ignores
             it: the first message has the offset 0.
         :param arguments: other arguments of the protocol, sent unchecked.  RabbitMQ ignores those
@@ -92,8 +97,9 @@ class ManagementMethods:
 
     @repeated
     async def delete_stream(self, stream: str) -> None:
-        """Delete a stream; do nothing if it does not exist.
+        """Delete a stream with its messages and stored offsets; do nothing if it does not exist.
 
+        :param stream: name of the stream.
         :raises StreamDoesNotExist: it is a super stream, see :meth:`SuperStream.delete`.
         :raises ProtocolError: the broker refused.
         """

@@ -95,6 +95,8 @@ class OffsetMethods:
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """Return the offset stored under a reference; None if there is none.
 
+        :param stream: name of the stream.
+        :param reference: name of the stored offset, or of a group, at most 255 bytes of UTF-8.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
         :raises ProtocolError: the broker refused the request.

@@ -462,8 +462,7 @@ cdef class FastPublisher:
 
     @cython.binding(False)
     def batch(self, message):
-        """batch($self, message)\n--\n
-        Encode a message and queue it; `flush` sends it.
+        """Encode a message and queue it; `flush` sends it.
 
         Never waits.  The next `send`, `submit`, `send_many` or `close` also sends the queued
         messages, so that messages of a task leave in the order of its calls; a publisher that

@@ -291,8 +291,7 @@ cdef class FastRoutedPublisher:
 
     @cython.binding(False)
     def batch(self, message):
-        """batch($self, message)\n--\n
-        Queue a message for its partition; `flush` sends it.
+        """Queue a message for its partition; `flush` sends it.
 
         See :meth:`Publisher.batch`.  The next `send`, `submit` or `send_many` sends the messages
         that are queued for the partitions of its own messages.  With :func:`by_key`, a message
