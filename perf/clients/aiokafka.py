@@ -36,7 +36,7 @@ def consumer(address: str, **options: Any) -> Any:
 class Publish(Work):
     async def open(self) -> None:
         # the default size, unless a batch needs more
-        size = max(16_384, self.kind.size * RECORD if self.kind.work == 'batch' else 0)
+        size = max(16_384, self.kind.size * RECORD if self.kind.work.endswith('batch') else 0)
         options = secure(self.target)
         self.producer = producer(self.target.address, linger_ms=0, max_batch_size=size, **options)
         await self.producer.start()
@@ -194,6 +194,7 @@ MAKE: dict[str, type[Work]] = {
     'single': Single,
     'tasks': Single,
     'batch': Batch,
+    'sub-batch': Batch,  # a batch is a record batch in any case
     'window': Window,
     'consume': Consume,
     'open-loop': AtFixedRate,

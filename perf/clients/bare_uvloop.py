@@ -73,6 +73,17 @@ class Publish(Work):
         self.transport.close()
 
 
+class SubEntries(Publish):
+    """A frame is one sub-entry."""
+
+    async def prepare(self, count: int) -> None:
+        size = self.kind.size
+        self.messages = wire.sub_entry_frames(bodies(count), size, self.kind.frame)
+
+    async def run(self) -> int:
+        return self.kind.size * await super().run()
+
+
 class PollingPublish(Publish):
     """A callback that schedules itself keeps the event loop from sleeping."""
 
@@ -168,5 +179,7 @@ class AtFixedRate(OpenLoop):
 
 
 def make(kind: Kind, target: Target, polls: bool = False) -> Work:
+    if kind.work.startswith('sub-'):
+        return SubEntries(kind, target)
     way = AtFixedRate if kind.rate else PollingPublish if polls else Publish
     return way(kind, target)

@@ -107,5 +107,5 @@ class Consume(Connected):
 
 
 def make(kind: Kind, target: Target, polls: bool = False) -> Work:
-    way = Consume if kind.stored else SubEntries if kind.work == 'sub-publish' else Publish
+    way = Consume if kind.stored else SubEntries if kind.work.startswith('sub-') else Publish
     return way(kind, target, polls)

@@ -208,6 +208,25 @@ class Batch(Single):
         return count
 
 
+class SubBatch(Batch):
+    """A batch is a sub-entry."""
+
+    def arguments(self) -> dict[str, Any]:
+        return {'sub_entry_size': self.kind.size}
+
+
+class Atomic(Batch):
+    """A batch is a sub-entry, of whose messages the broker stores all or none."""
+
+    async def run(self) -> int:
+        send_atomic = self.publisher.send_atomic
+        count = 0
+        for data in self.messages:
+            await send_atomic(data)
+            count += len(data)
+        return count
+
+
 class Consume(Client):
     """Several subscriptions at the same time, each of which consumes the whole stream."""
 
@@ -367,6 +386,7 @@ MAKE: dict[str, type[Work]] = {
     'single': Single,
     'gaps': Gaps,
     'batch': Batch,
+    'sub-batch': SubBatch,
     'window': Window,
     'tasks': Tasks,
     'sub-publish': SubEntries,
@@ -378,9 +398,12 @@ MAKE: dict[str, type[Work]] = {
 READ = {'bodies': Consume, 'batches': ConsumeBatches, 'messages': ConsumeMessages}
 
 
-def make(kind: Kind, target: Target, read: str = 'bodies', **options: Any) -> Work:
+def make(
+    kind: Kind, target: Target, read: str = 'bodies', atomic: bool = False, **options: Any
+) -> Work:
     if not kind.stored:
-        return MAKE[kind.work](kind, target, **options)
+        way = Atomic if atomic else MAKE[kind.work]
+        return way(kind, target, **options)
     if kind.stored.value and MESSAGES[kind.stored.value].app_properties:
         read = 'messages'  # iterating over bodies does not read properties
     return READ[read](kind, target, **options)

@@ -13,7 +13,8 @@ BY_BATCH = 'batches of 100, each confirmed before the next'
 SCENARIOS = {
     'publish': Scenario(
         'Publishing to a broker',
-        'messages of 10 bytes, confirmed: one after the other, and in batches of 100',
+        'messages of 10 bytes, confirmed: one after the other, in batches of 100, and in batches'
+        ' that the broker stores as one entry',
     ),
     'amqp': Scenario(
         'AMQP 1.0 compared with raw bytes',
@@ -268,6 +269,8 @@ def publishing() -> None:
     }  # fmt: skip
     add('single', 'publish', ONE_BY_ONE, **single, **BARE)
     add('batch', 'publish', BY_BATCH, **batch, **BARE)
+    entry = {'like': 'batch', 'work': 'sub-batch', 'frame': 1, 'window': 1}
+    add('sub-batch', 'publish', f'{BY_BATCH}; a batch is one entry', **batch | BARE | entry)
     for name, title, about in (('single', ONE_BY_ONE, single), ('batch', BY_BATCH, batch)):
         title = f'AMQP 1.0 and raw bytes, {title}'
         add(f'{name}-format', 'amqp', title, like=name, **about)

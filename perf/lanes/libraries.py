@@ -14,6 +14,7 @@ LIBRARIES = {
         Library('rbfly', 'RbFly', (DISTRIBUTION,)),
         Library('rbfly-amqp', 'RbFly (AMQP)', (DISTRIBUTION,)),
         Library('rbfly-raw', 'RbFly (raw bytes)', (DISTRIBUTION,)),
+        Library('rbfly-atomic', 'RbFly (send_atomic)', (DISTRIBUTION,)),
         Library('rbfly-batches', 'RbFly (batches)', (DISTRIBUTION,)),
         Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
         Library('rbfly-1-worker', 'RbFly (1 worker)', (DISTRIBUTION,)),
@@ -72,8 +73,9 @@ def codec(name: str, how: str, into: bool = False) -> Use:
 
 
 ROUND_TRIPS = 'single batch'
+BATCHES = f'{ROUND_TRIPS} sub-batch'
 CONSUMING = 'consume/ sub-consume'
-ALL = f'{ROUND_TRIPS} window tasks-100 tasks-1000 sub-publish {CONSUMING}'
+ALL = f'{BATCHES} window tasks-100 tasks-1000 sub-publish {CONSUMING}'
 SUPER = 'super-publish super-tasks super-one super-consume super-nodes/'
 
 USES = (
@@ -84,14 +86,14 @@ USES = (
         ' super-plain',
         'blocking socket; frames encoded before the clock starts, with a message, a batch, or up to'
         ' 1,000 messages and 500 KB; tasks: what all tasks send at the same time in one frame;'
-        ' sub-publish: 100 sub-entries; confirms counted; consuming: credit for 10 chunks, renewed'
-        ' after each; record counts read from chunk headers; a connection and a thread for 256'
-        ' subscriptions',
+        ' sub-publish: 100 sub-entries; sub-batch: one; confirms counted; consuming: credit for 10'
+        ' chunks, renewed after each; record counts read from chunk headers; a connection and a'
+        ' thread for 256 subscriptions',
     ),
     use(
         'bare-uvloop',
         'bare_uvloop',
-        f'{ROUND_TRIPS} tasks-100 batch-size/ concurrent/ sizes/send',
+        f'{BATCHES} tasks-100 batch-size/ concurrent/ sizes/send',
         'the frames of the blocking socket, sent by an asyncio protocol; one future per round trip',
     ),
     use(
@@ -115,9 +117,16 @@ USES = (
         f'{ALL} batch-size/ concurrent/ far/ gaps/ latency/each,batch,flight processes/ sizes/'
         ' values/ clients/ growth/ super-plain',
         'one after the other and from tasks: `Publisher.send`; batches: `Publisher.batch`, then'
-        ' `flush`; otherwise `Publisher.send_many` with a list; sub-publish: with'
+        ' `flush`; otherwise `Publisher.send_many` with a list; sub-publish and sub-batch: with'
         ' `sub_entry_size=100`; growth of messages: 100,000 at a time; several publishers: one task'
         ' each; consuming: `async for` over decoded bodies, `Offset.FIRST`',
+    ),
+    use(
+        'rbfly-atomic',
+        'rbfly',
+        'sub-batch',
+        '`Publisher.send_atomic` with a list of 100 bodies',
+        atomic=True,
     ),
     use(
         'rbfly-polling',
@@ -219,7 +228,7 @@ USES = (
     use(
         'aiokafka',
         'aiokafka',
-        f'{ROUND_TRIPS} batch-size/ concurrent/ sizes/send,many',
+        f'{BATCHES} batch-size/ concurrent/ sizes/send,many',
         "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`, one"
         ' partition, one replica; one after the other and from tasks: `send_and_wait`; batches:'
         ' `create_batch`, `append`, `send_batch`, awaiting its future; many unconfirmed: `send`,'

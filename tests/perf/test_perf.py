@@ -304,9 +304,10 @@ def test_message_counts_are_multiples_of_the_batch_size() -> None:
     ('given', 'scenarios', 'expected'),
     [
         (['raw-socket-single'], [], ['raw-socket-single']),
-        (['bare-uvloop'], ['publish'], ['bare-uvloop-single', 'bare-uvloop-batch']),
+        (['bare-uvloop'], ['publish'],
+         ['bare-uvloop-single', 'bare-uvloop-batch', 'bare-uvloop-sub-batch']),
         (['window'], [], ['raw-socket-window', 'rbfly-window', 'rbfly-polling-window']),
-        (['raw-socket-[sb]*', 'bare-uvloop-batch'], ['publish'],
+        (['raw-socket-[sb][ia]*', 'bare-uvloop-batch'], ['publish'],
          ['raw-socket-single', 'raw-socket-batch', 'bare-uvloop-batch']),
         ([], ['pipeline'], ['raw-socket-window', 'rbfly-window', 'rbfly-polling-window']),
         ([], [], list(lanes.LANES)),
