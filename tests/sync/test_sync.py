@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, assert_type, get_type_hints
 from uuid import uuid4
 
@@ -470,6 +471,43 @@ def test_interrupt_as_soon_as_a_call_has_begun(
         publishing.start()
         assert [next(subscription), next(subscription)] == [b'a', b'b']
         publishing.join()
+
+
+def test_interrupt_at_any_moment_of_a_call() -> None:
+    """No lock stays locked: the client can be used afterwards."""
+
+    async def work() -> int:
+        return 1
+
+    def interrupt_at(number: int) -> bool:
+        """Call, and return whether there was such a moment: the start or the end of a function."""
+        left = number
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if event in ('call', 'return'):
+                if not left:
+                    raise KeyboardInterrupt
+                left -= 1
+            return trace
+
+        sys.settrace(trace)
+        try:
+            thread.call(work)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    thread = ClientThread(work, asyncio.new_event_loop)  # type: ignore[arg-type]
+    assert thread.call(work) == 1
+    count = 0
+    while interrupt_at(count):
+        assert thread.call(work) == 1
+        count += 1
+    thread.close()
+    assert count > 10
 
 
 def test_interrupt_while_an_iterator_waits(memory: StreamBroker) -> None:

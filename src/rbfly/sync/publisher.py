@@ -110,7 +110,7 @@ class Publisher:
             return self._thread.call(send_many, messages, timeout, progress=progress)
         feed = Feed(iter(messages))
         call = self._thread.start(send_many, feed, timeout, progress=progress)
-        call.future.add_done_callback(lambda _: feed.wanted.put(None))
+        call.then(lambda: feed.wanted.put(None))
         try:
             feed.fill()
         except BaseException:  # an interrupt

@@ -8,9 +8,8 @@ import contextvars
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakSet
 
 from ..error import EventLoopError, RbFlyError, StreamConnectionError
@@ -82,7 +81,7 @@ class ClientThread:
         call = Call(run)
         try:  # an interrupt may come at any moment after the start
             self._start(call)
-            return call.future.result()
+            return call.wait()
         except BaseException:
             call.cancel()
             raise
@@ -209,16 +208,22 @@ class RunningLoop:
 class Call(Generic[T]):
     """One call in the thread.
 
-    :ivar future: its outcome.
+    The waiting thread shares no lock with the event loop but `_ended`, which only ever goes from
+    locked to unlocked there: an interrupt may leave any other lock of Python's own classes locked.
     """
 
     def __init__(self, run: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self.future: Future[T] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: set[Call[Any]] = set()
         self._run: Callable[[], Coroutine[Any, Any, T]] | None = run
         self._context = contextvars.copy_context()  # of tracing, for example
         self._task: asyncio.Task[T] | None = None
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._is_done = False
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._then: Callable[[], object] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop, calls: set[Call[Any]]) -> None:
         """Run the call in the thread of an event loop.
@@ -229,23 +234,37 @@ class Call(Generic[T]):
         calls.add(self)
         loop.call_soon_threadsafe(self._begin)
 
+    def then(self, function: Callable[[], object]) -> None:
+        """Call a function when the call has ended, in either thread; perhaps twice."""
+        self._then = function
+        if self._is_done:
+            function()
+
     def wait(self) -> T:
         """Wait for the result; an interrupt cancels the call."""
         try:
-            return self.future.result()
+            self._join()
         except BaseException:
             self.cancel()
             raise
+        try:
+            if self._error is not None:
+                raise self._error
+            return cast('T', self._result)
         finally:
             del self  # the traceback of an error refers to this frame
 
     def cancel(self) -> None:
         """Cancel the call if it runs, and wait until it has ended."""
-        if self._loop is None or self.future.done():
+        if self._loop is None or self._is_done:
             return
         with suppress(RuntimeError):  # the loop is closed: the call has ended
             self._loop.call_soon_threadsafe(self._cancel)
-        wait([self.future])
+        self._join()
+
+    def _join(self) -> None:
+        if not self._is_done:
+            self._ended.acquire()
 
     # -- in the thread
 
@@ -271,14 +290,21 @@ class Call(Generic[T]):
         if task.cancelled():
             self.fail()
         elif (error := task.exception()) is not None:
-            self.future.set_exception(error)
+            self._end(None, error)
         else:
-            self.future.set_result(task.result())
+            self._end(task.result(), None)
 
     def fail(self) -> None:
         """End a call that was cancelled, or never began."""
-        if not self.future.done():
-            self.future.set_exception(StreamConnectionError('the client was closed'))
+        self._end(None, StreamConnectionError('the client was closed'))
+
+    def _end(self, result: T | None, error: BaseException | None) -> None:
+        if self._is_done:
+            return
+        self._result, self._error, self._is_done = result, error, True
+        self._ended.release()
+        if self._then is not None:
+            self._then()
 
 
 LIVE: WeakSet[ClientThread] = WeakSet()  # those whose threads have started
