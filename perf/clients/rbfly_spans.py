@@ -1,38 +1,44 @@
 """RbFly without its instrumentation, in a program that begins and ends a span for each call: what
 OpenTelemetry itself costs."""
 
+from typing import Any
+
+import rbfly.streams as rbs
+
 from ..lanes import Kind
 from .base import Target, Work
 from .rbfly import Batch, Single, unsampled_provider
 
 
+class Spanned:
+    """The calls of a publisher, each in a span of the program."""
+
+    def __init__(self, publisher: rbs.Publisher) -> None:
+        self.batch = publisher.batch
+        self._publisher = publisher
+        self._start_span = unsampled_provider().get_tracer('perf').start_span
+
+    async def send(self, message: Any) -> None:
+        span = self._start_span('send')
+        await self._publisher.send(message)
+        span.end()
+
+    async def flush(self) -> None:
+        span = self._start_span('send')
+        await self._publisher.flush()
+        span.end()
+
+
 class SingleSpans(Single):
-    async def run(self) -> int:
-        start_span = unsampled_provider().get_tracer('perf').start_span
-        send = self.publisher.send
-        count = 0
-        for body in self.messages:
-            span = start_span('send')
-            await send(body)
-            span.end()
-            count += 1
-        return count
+    async def open(self) -> None:
+        await super().open()
+        self.publisher: Any = Spanned(self.publisher)
 
 
 class BatchSpans(Batch):
-    async def run(self) -> int:
-        start_span = unsampled_provider().get_tracer('perf').start_span
-        batch = self.publisher.batch
-        flush = self.publisher.flush
-        count = 0
-        for data in self.messages:
-            for body in data:
-                batch(body)
-            span = start_span('send')
-            await flush()
-            span.end()
-            count += len(data)
-        return count
+    async def open(self) -> None:
+        await super().open()
+        self.publisher: Any = Spanned(self.publisher)
 
 
 def make(kind: Kind, target: Target) -> Work:
