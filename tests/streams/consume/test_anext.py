@@ -240,6 +240,7 @@ def leave(ex: StopIteration) -> None:
 
 def check_new(ex: StopIteration, body: bytes) -> None:
     assert ex.value == body
+    assert ex.__traceback__ is not None
     assert len([*walk_tb(ex.__traceback__)]) <= 2  # the portable build adds a frame of its own
     assert (ex.__context__, ex.__cause__, ex.__suppress_context__) == (None, None, False)
     assert not hasattr(ex, '__notes__')
