@@ -148,6 +148,7 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.Subscription: {
         '__aiter__': RETURNS_SELF,
         '__aenter__': RETURNS_SELF,
+        '__await__': RAISES,
         '__iter__': RAISES,
         'active': READ_ONLY,
         'position': READ_ONLY,
@@ -155,6 +156,7 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.SuperStreamSubscription: {
         '__aiter__': RETURNS_SELF,
         '__aenter__': RETURNS_SELF,
+        '__await__': RAISES,
         '__iter__': RAISES,
         'active': READ_ONLY,
         'position': READ_ONLY,
