@@ -442,6 +442,41 @@ def test_interrupt_leaves_the_client_usable(memory: StreamBroker) -> None:
         assert [next(subscription), next(subscription)] == [b'a', b'b']
 
 
+@contextlib.contextmanager
+def unnoticed_interrupt(ready: Callable[[], bool]) -> Iterator[None]:
+    """Interrupt the main thread without ending its wait in the system, as if the signal had arrived
+    just before the wait."""
+
+    def unmasked() -> bool:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # of this thread
+        return ready()
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with interrupted(unmasked):
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_interrupt_just_before_a_wait(memory: StreamBroker) -> None:
+    def two_messages() -> Iterator[bytes]:
+        yield b'a'
+        memory.withhold_confirms()
+        yield b'b'
+
+    with (
+        rbfly.sync.streams_client(memory.uri) as client,
+        client.publisher('orders') as publisher,
+        client.subscribe('orders') as subscription,
+    ):
+        with unnoticed_interrupt(is_calling):
+            next(subscription)
+        with unnoticed_interrupt(lambda: publisher.unconfirmed > 0):
+            publisher.send_many(two_messages())
+        memory.heal()
+
+
 def test_interrupt_as_soon_as_a_call_has_begun(
     memory: StreamBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from itertools import islice
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..error import ConfirmTimeout
 from ..streams import BasePublisher, MessageCtx, SendProgress
 from ..streams import Confirmation as AsyncConfirmation
-from .thread import ClientThread
+from .thread import WAKE, ClientThread
 
 if TYPE_CHECKING:
     from ..types import AMQPBody
@@ -196,7 +196,7 @@ class Feed(AsyncIterator[Any]):
 
     def fill(self) -> None:
         """Take messages in the calling thread as long as the client's thread wants them."""
-        while (wanted := self.wanted.get()) is not None:
+        while (wanted := self._next_wanted()) is not None:
             chunk: list[Any] = []
             error: Exception | None = None
             try:
@@ -207,6 +207,11 @@ class Feed(AsyncIterator[Any]):
                 error = ex
             with suppress(RuntimeError):  # the loop is closed: the call has ended
                 wanted.get_loop().call_soon_threadsafe(give, wanted, (chunk, error))
+
+    def _next_wanted(self) -> asyncio.Future[Chunk] | None:
+        while True:
+            with suppress(Empty):
+                return self.wanted.get(timeout=WAKE)
 
     def __aiter__(self) -> Self:
         return self

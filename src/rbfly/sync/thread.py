@@ -17,6 +17,7 @@ from ..error import EventLoopError, RbFlyError, StreamConnectionError
 P = ParamSpec('P')
 T = TypeVar('T')
 
+WAKE = 0.5  # seconds; Python does not handle a signal that arrives just before a wait until it ends
 EXIT = 10.0  # seconds for each client that the program has not closed when it exits
 
 
@@ -263,8 +264,8 @@ class Call(Generic[T]):
         self._join()
 
     def _join(self) -> None:
-        if not self._is_done:
-            self._ended.acquire()
+        while not self._is_done:
+            self._ended.acquire(timeout=WAKE)
 
     # -- in the thread
 
