@@ -3,9 +3,13 @@
 import asyncio
 import contextlib
 import os
+import re
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+
+from tests.brokers import until
 
 HANG = 60.0  # seconds; only a bug makes a test wait that long
 FOLDER = Path(__file__).parent / 'programs'
@@ -50,8 +54,16 @@ async def run(name: str, *arguments: object) -> list[str]:
     return printed.decode().splitlines()
 
 
+def handles(process: asyncio.subprocess.Process, number: signal.Signals) -> bool:
+    """Return whether a program has a handler for a signal."""
+    status = Path(f'/proc/{process.pid}/status').read_text()
+    [caught] = re.findall(r'^SigCgt:\s*(\w+)$', status, re.MULTILINE)
+    return bool(int(caught, 16) & 1 << (number - 1))
+
+
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Stop a program by SIGTERM."""
+    """Stop a program by SIGTERM, once it handles that."""
+    await until(lambda: handles(process, signal.SIGTERM), 'the program handles SIGTERM', HANG)
     process.terminate()
     async with asyncio.timeout(HANG):
         assert await process.wait() == 0
