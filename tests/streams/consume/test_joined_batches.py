@@ -78,6 +78,17 @@ async def test_max_wait_of_zero_joins_what_has_arrived() -> None:
         assert list(await anext(messages.batches(max_wait=0))) == bodies(0, 6)
 
 
+@pytest.mark.parametrize('how', ['batches', 'fetch'])
+async def test_batch_is_complete_if_other_tasks_run_before(how: str) -> None:
+    """They run after five of six chunks, and the credit of those is returned."""
+    async with subscribe_to_fake(stream_of_chunks(*[1] * 6), initial_credit=6) as messages:
+        chunks = cursor_of(messages).queue.chunks
+        await messages.open()
+        await until(lambda: len(chunks) == 6, 'all chunks have arrived')
+        next_batch = messages.fetch() if how == 'fetch' else anext(messages.batches(max_wait=0))
+        assert list(await next_batch) == bodies(0, 6)
+
+
 @pytest.mark.parametrize('max_wait', [-1, float('inf'), float('nan'), '1', True])
 async def test_max_wait_is_checked(max_wait: Any) -> None:
     messages = rbs.streams_client('rabbitmq-stream://localhost').subscribe('test')

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum
+from math import inf
 from typing import Any, Protocol, cast
 
 from ..._turn import Turn
@@ -242,12 +243,15 @@ class MessageWaiter(Waiter):
                     if cursor.must_yield:
                         await self._yield()
                     age = cursor.join(limit, clock())
+                    # Then more messages may have arrived than the batch contains.
+                    must_yield = cursor.must_yield
                     if age is not None:
                         is_last = not woken or self.state is WaiterState.ENDED
-                        if age >= max_wait or is_last or part.failed:
+                        is_due = age >= max_wait or is_last or part.failed
+                        if age == inf or (is_due and not must_yield):
                             return cast(MessageBatch, subscription._take(cursor, KINDS['batch']))
                         ages[part] = age
-                    if cursor.must_yield:
+                    if must_yield:
                         break
                 else:
                     if self.ended:
