@@ -44,6 +44,12 @@ LIMITS = {
 LOSING = ('leader moved', 'node killed', 'node paused', 'node stopped')
 
 
+def stranded_after(bed: Bed) -> float:
+    """Return the seconds after which members join a stuck group again; 0 for never."""
+    is_old = isinstance(bed, ClusterBed) and bed.broker.release.startswith('4.0')
+    return STRANDED if is_old else 0.0
+
+
 class Team:
     """The members of the group, and the faults that they suffer.
 
@@ -55,8 +61,7 @@ class Team:
     def __init__(self, run: Run, bed: Bed, stream: str, folder: Path) -> None:
         self.all: list[Member] = []
         self.faults: list[Fault] = []
-        is_old = isinstance(bed, ClusterBed) and bed.broker.release.startswith('4.0')
-        self.stranded = STRANDED if is_old else 0.0
+        self.stranded = stranded_after(bed)
         self._run = run
         self._random = run.random
         self._bed = bed

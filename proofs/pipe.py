@@ -19,6 +19,7 @@ import rbfly.streams as rbs
 from perf.super_stream_wire import partition_of
 from rbfly.processing import pipe as run_pipe
 
+from .groups import stranded_after
 from .run import ProofError, Run
 from .test_bed import Bed, body
 
@@ -45,16 +46,21 @@ def outputs_of(number: int, total: int) -> list[int]:
     return [number, number + total] if number % 10 == 1 else [number]
 
 
-def piping(uris: Sequence[str], source: str, target: str, total: int, moved: Any) -> None:
+def piping(
+    uris: Sequence[str], source: str, target: str, total: int, stranded: float, moved: Any
+) -> None:
     """Run the job until the process is killed.
 
+    :param stranded: seconds after which the process joins a stuck group again; 0 for never.
     :param moved: its `value` counts the messages that were transformed.
     """
     logging.getLogger('rbfly').addHandler(logging.NullHandler())  # faults are expected
-    uvloop.run(piping_all(uris, source, target, total, moved))
+    uvloop.run(piping_all(uris, source, target, total, stranded, moved))
 
 
-async def piping_all(uris: Sequence[str], source: str, target: str, total: int, moved: Any) -> None:
+async def piping_all(
+    uris: Sequence[str], source: str, target: str, total: int, stranded: float, moved: Any
+) -> None:
     def transform(found: bytes) -> list[bytes]:
         moved.value += 1
         return [body(number) for number in outputs_of(int(found), total)]
@@ -65,12 +71,21 @@ async def piping_all(uris: Sequence[str], source: str, target: str, total: int, 
         rbs.streams_client(uris, connection_name='proof-write') as writer,
     ):
         ends = reader.super_stream(source), writer.super_stream(target)
-        await run_pipe(*ends, transform, name=JOB, route=route, interval=INTERVAL)
+        await run_pipe(
+            *ends,
+            transform,
+            name=JOB,
+            route=route,
+            interval=INTERVAL,
+            stranded_after=stranded or None,
+        )
 
 
 async def pipe(run: Run, bed: Bed) -> None:
     """Kill one of the processes many times, while the source is written."""
     total, kills = run['messages'], run['kills']
+    stranded = stranded_after(bed)
+    limit = START + 3 * stranded
     moved = PROCESSES.Value('q', 0, lock=False)
     resumed: list[float] = []
     written = 0
@@ -83,7 +98,7 @@ async def pipe(run: Run, bed: Bed) -> None:
             route=rbs.by_hash(lambda found: key_of(int(found), total))
         ) as publisher,
     ):
-        args = bed.uris, source, target, total, moved
+        args = bed.uris, source, target, total, stranded, moved
 
         async def start() -> Any:
             process = PROCESSES.Process(target=piping, args=args, daemon=True)
@@ -98,7 +113,7 @@ async def pipe(run: Run, bed: Bed) -> None:
                 writing = asyncio.create_task(publisher.send_many(map(body, numbers)))
                 begun = time.monotonic()
                 while moved.value == before:
-                    if time.monotonic() > begun + START:
+                    if time.monotonic() > begun + limit:
                         raise ProofError('the job does not go on after a kill')
                     await asyncio.sleep(POLL)
                 resumed.append(time.monotonic() - begun)
@@ -112,7 +127,7 @@ async def pipe(run: Run, bed: Bed) -> None:
                     await bed.call('cut', run.random.randrange(1, CUT))
                 written += len(numbers)
                 run.done = written
-            await finished(run, client.super_stream(source))
+            await finished(run, client.super_stream(source), limit)
         finally:
             for process in members:
                 process.kill()
@@ -134,18 +149,21 @@ async def pipe(run: Run, bed: Bed) -> None:
     run.check_none('two outputs of a message are together', separated(stored, total))
 
 
-async def finished(run: Run, source: rbs.SuperStream) -> None:
-    """Wait until the job has stored a position at the end of the source."""
-    limit = time.monotonic() + START
+async def finished(run: Run, source: rbs.SuperStream, limit: float) -> None:
+    """Wait until the job has stored a position at the end of the source.
+
+    :param limit: seconds without progress after which the job stands still.
+    """
+    due = time.monotonic() + limit
     before: object = None
     while True:
         lag = await source.lag(JOB)
         if not any(lag.values()) and None not in lag.values():
             return
         if lag != before:
-            before, limit = lag, time.monotonic() + START
+            before, due = lag, time.monotonic() + limit
             run.done += 1  # or it would seem to be stuck
-        if time.monotonic() > limit:
+        if time.monotonic() > due:
             raise ProofError(f'the job stands still: {lag} are left')
         await asyncio.sleep(INTERVAL)
 

@@ -25,11 +25,11 @@ import rbfly.streams as rbs
 from rbfly.processing import dead_letter, process, retry
 
 from .checker import KEYS, check_stored
-from .groups import STRANDED
+from .groups import stranded_after
 from .history import CONFIRMED, History, Messages
 from .publish import NAME, publisher_to
 from .run import Run
-from .test_bed import Bed, ClusterBed, body
+from .test_bed import Bed, body
 
 GROUP = 'proof'
 DELAYS = (0.01,)  # seconds before the second try, which is the last
@@ -306,9 +306,7 @@ async def processing(run: Run, bed: Bed) -> None:
                 while numbers := history.take(STEP):
                     await publisher.send_many(map(body, numbers))
                     history.note(numbers, CONFIRMED)
-            is_old = isinstance(bed, ClusterBed) and bed.broker.release.startswith('4.0')
-            stranded = STRANDED if is_old else 0.0
-            args = (partitions, bed.uris, stream, dead, run.seed, stranded)
+            args = (partitions, bed.uris, stream, dead, run.seed, stranded_after(bed))
             team = Team(run, bed, Path(folder), *args)
             try:
                 for _ in range(run['members']):

@@ -281,6 +281,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     'context': ({'context': 1}, ArgumentTypeError, 'context must be bool'),
     'interval': ({'interval': 0}, ArgumentError, 'interval must be above 0'),
     'no interval': ({'interval': None}, ArgumentTypeError, 'interval must be int or float'),
+    'stranded': (
+        {'until': None, 'stranded_after': 5}, ArgumentError, 'must be above interval, 5 seconds'
+    ),
+    'type of stranded': ({'stranded_after': '9'}, ArgumentTypeError, 'stranded_after must be'),
+    'stranded without a group': ({'stranded_after': 9}, ArgumentError, 'omit stranded_after'),
     'window': ({'max_unconfirmed': 0}, ArgumentError, 'max_unconfirmed must be from 1'),
     'offset': ({'offset': 3}, ArgumentTypeError, 'offset must be Offset'),
     'progress': ({'progress': 3}, ArgumentTypeError, 'progress must be PipeProgress'),

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.processing import PipeProgress, Stream, pipe
 from rbfly.streams import ArgumentError, Message
+from rbfly.testing import StreamBroker
 from tests.group_members import NewClient
 from tests.processing.piping import in_time, stored
 from tests.super_streams import super_stream_of
@@ -213,3 +215,27 @@ async def test_group_shares_the_partitions(
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     check(await stored_of(client, target), total)
+
+
+@pytest.mark.own_clock
+async def test_group_without_an_active_member_goes_on() -> None:
+    """As RabbitMQ before 4.1.2 may leave a group when a process is killed."""
+    async with StreamBroker(version='4.0') as broker, AsyncExitStack() as stack:
+        broker.create_super_stream('orders', partitions=1)
+        broker.create_stream('target')
+        ends: list[Any] = []
+        for _ in range(2):
+            each = await stack.enter_async_context(rbs.streams_client(broker.uri))
+            ends.append((each.super_stream('orders'), Stream(each, 'target')))
+        running = [
+            asyncio.create_task(pipe(*both, same, name='job', interval=1, stranded_after=15))
+            for both in ends
+        ]
+        broker.publish('orders-0', 0)
+        await broker.wait_for('target', 1)
+        broker.strand('orders-0', 'job')
+        broker.publish('orders-0', 1)
+        assert await broker.wait_for('target', 2, timeout=600) == [0, 1]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

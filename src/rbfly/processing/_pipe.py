@@ -89,6 +89,7 @@ async def pipe(
     offset: Offset = Offset.FIRST,
     until: Literal['now'] | Offset | datetime | None = None,
     interval: float = 5.0,
+    stranded_after: float | None = None,
     max_unconfirmed: int = 10_000,
     progress: PipeProgress | None = None,
 ) -> PipeProgress:
@@ -121,6 +122,9 @@ async def pipe(
         is cancelled.  Without an end, the processes that run the job are a group of this name, of
         which one reads each partition.
     :param interval: seconds after which the position is stored, above 0.
+    :param stranded_after: seconds without progress after which a process that reads no partition
+        joins the group again, because of errors in RabbitMQ before 4.3.4, as in :class:`.Group`;
+        above `interval`, and only without `until`.  None for never.
     :param max_unconfirmed: maximum number of outputs in flight, for each partition of the source.
     :param progress: updated while the pipe runs.
     :returns: what the pipe has done; `progress`, if that was passed.
@@ -149,6 +153,7 @@ async def pipe(
         offset,
         until,
         interval,
+        stranded_after,
         max_unconfirmed,
         progress,
     )
@@ -175,6 +180,7 @@ class Pipe:
         offset: Offset,
         until: Literal['now'] | Offset | datetime | None,
         interval: float,
+        stranded_after: float | None,
         max_unconfirmed: int,
         progress: PipeProgress,
     ) -> None:
@@ -201,6 +207,12 @@ class Pipe:
         check_type('offset', offset, Offset)
         check_type('interval', interval, int, float)
         check_timeout('interval', interval, positive=True)
+        check_timeout('stranded_after', stranded_after, positive=True)
+        if stranded_after is not None and stranded_after <= interval:
+            raise ArgumentError(
+                f'stranded_after must be above interval, {interval:g} seconds, not'
+                f' {stranded_after}: the pipe stores no position for so long'
+            )
         check_integer('max_unconfirmed', max_unconfirmed, 1, 2**31 - 1)
         check_type('progress', progress, PipeProgress)
         self._source = source
@@ -223,8 +235,10 @@ class Pipe:
             'on_gap': 'raise',
         }
         if until is None:
-            group = Group(name, on_revoke=self._on_revoke)
+            group = Group(name, stranded_after=stranded_after, on_revoke=self._on_revoke)
             self._reading |= {'group': group, 'commit': 'manual'}
+        elif stranded_after is not None:
+            raise ArgumentError('with until, the pipe joins no group: omit stranded_after')
         else:
             self._reading |= {'until': until, 'commit': OffsetTracking(name, manual=True)}
         self._publishing: dict[str, Any] = {
