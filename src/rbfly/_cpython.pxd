@@ -295,7 +295,8 @@ cdef extern from *:
         if (rbfly_context_count == 0) return PyType_GenericAlloc(type, n);
         o = rbfly_contexts[--rbfly_context_count];
         memset((char *)o + RBFLY_CONTEXT_HEAD, 0, RBFLY_CONTEXT_TAIL);
-        return PyObject_Init(o, type);
+        Py_SET_REFCNT(o, 1);    /* it still has its type */
+        return o;
     }
     static void rbfly_free_context(void *o) {
         if (rbfly_context_count < RBFLY_CONTEXTS) rbfly_contexts[rbfly_context_count++] = o;
@@ -305,7 +306,8 @@ cdef extern from *:
 
     static int rbfly_keep_contexts(PyObject *type, Py_ssize_t size) {
     #if RBFLY_INTERNALS
-        if (size != (Py_ssize_t)(RBFLY_CONTEXT_HEAD + RBFLY_CONTEXT_TAIL)) {
+        if (size != (Py_ssize_t)(RBFLY_CONTEXT_HEAD + RBFLY_CONTEXT_TAIL)
+            || PyType_HasFeature((PyTypeObject *)type, Py_TPFLAGS_HEAPTYPE)) {
             PyErr_SetString(PyExc_SystemError, "layout of Message");
             return -1;
         }

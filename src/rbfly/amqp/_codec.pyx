@@ -448,21 +448,25 @@ cdef int find_body(Cursor *c) except -1:
 cdef Message decode_context(
     object owner, const uint8_t *p, Py_ssize_t n, uint64_t stream_offset, double stream_timestamp
 ):
-    cdef Message ctx
-    cdef Cursor c
-    cdef Layout layout
-    ctx = Message.__new__(Message)
-    if not is_one_section(p, n):
-        cursor_open(&c, p, p, p + n)
-        scan(&c, &layout)
-        ctx._body_at = layout.body_at
-        ctx._body_ready = layout.body_at == n   # without a body section, the body is None
+    cdef Message ctx = Message.__new__(Message)
     ctx._owner = owner
     ctx._p = p
     ctx._n = n
     ctx._offset = stream_offset
     ctx._timestamp = stream_timestamp
+    if not is_one_section(p, n):
+        place_body(ctx)
     return ctx
+
+
+cdef int place_body(Message ctx) except -1:
+    cdef Cursor c
+    cdef Layout layout
+    cursor_open(&c, ctx._p, ctx._p, ctx._p + ctx._n)
+    scan(&c, &layout)
+    ctx._body_at = layout.body_at
+    ctx._body_ready = layout.body_at == ctx._n  # without a body section, the body is None
+    return 0
 
 
 @cython.binding(False)
@@ -489,11 +493,13 @@ def decode_amqp(buffer, *, type=None):
 
 
 cdef object decode_buffer(object buffer):
-    data = buffer if PyBytes_CheckExact(buffer) else readonly_buffer(buffer)
-    if PyBytes_CheckExact(data):
+    if PyBytes_CheckExact(buffer):
         return decode_context(
-            data, <const uint8_t *> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), 0, 0
+            buffer, <const uint8_t *> PyBytes_AS_STRING(buffer), PyBytes_GET_SIZE(buffer), 0, 0
         )
+    data = readonly_buffer(buffer)
+    if PyBytes_CheckExact(data):
+        return decode_buffer(data)
     return decode_context(
         data, <const uint8_t *> PyMemoryView_GET_BUFFER(data).buf, len(data), 0, 0
     )

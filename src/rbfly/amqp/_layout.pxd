@@ -5,6 +5,7 @@ from libc.stdint cimport uint8_t
 from rbfly._wire cimport load_u32
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor
+from rbfly.amqp._native cimport rbfly_need
 
 # Sections, by the last byte of their descriptor.
 cdef enum:
@@ -49,9 +50,11 @@ cdef inline bint is_one_section(const uint8_t *p, Py_ssize_t n) noexcept:
         return (p[3] == codes.VBIN8 and p[4] == n - 5) or (
             p[3] == codes.VBIN32 and load_u32(p + 4) == n - 8
         )
-    return p[2] == VALUE and p[3] >= codes.FIRST_SIZED and (
-        p[4] == n - 5 if (p[3] & codes.SIZE32) == 0 else load_u32(p + 4) == n - 8
-    )
+    if p[2] != VALUE:
+        return False
+    if p[3] < codes.FIRST_SIZED:
+        return p[3] >= codes.EMPTY << 4 and n - 4 == rbfly_need(p[3])
+    return p[4] == n - 5 if (p[3] & codes.SIZE32) == 0 else load_u32(p + 4) == n - 8
 
 
 cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from types import GenericAlias
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
@@ -16,7 +16,7 @@ from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
 from rbfly.amqp._layout cimport (
     DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_HEADER, I_PROPERTIES, SECTION_NAMES, Sections,
-    build_body, build_section, get_field, open_sections, set_field, skip_value, take_descriptor,
+    build_body, build_section, data_head, get_field, open_sections, set_field, skip_value, take_descriptor,
 )
 from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
@@ -129,16 +129,12 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
         self.is_set_stream_publish_id = made.is_set_stream_publish_id
 
     cdef object take_body(self):
-        cdef Cursor c
-        # hold a reference: map keys may run foreign code, which may call __init__
-        cdef object owner = self._owner
+        cdef Py_ssize_t head
         if not self._body_ready:
-            if owner is not None:       # None if only __new__ was called
-                cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
-                body = build_body(&c)
-                if self._body_ready:    # set by foreign code during decoding
-                    return self._body
-                self._body = body
+            head = data_head(self._p, self._n)
+            if head == 0:
+                return take_built(self)
+            self._body = PyBytes_FromStringAndSize(<const char *> self._p + head, self._n - head)
             self._body_ready = True
         return self._body
 
@@ -411,6 +407,21 @@ cdef str PROPERTIES = 'properties'
 cdef str APP_PROPERTIES = 'app_properties'
 cdef object DEFAULT_HEADER = AMQPHeader()
 cdef object DEFAULT_PROPERTIES = AMQPProperties()
+
+
+cdef object take_built(Message ctx):
+    """Decode a body other than a single data section."""
+    cdef Cursor c
+    # hold a reference: map keys may run foreign code, which may call __init__
+    cdef object owner = ctx._owner
+    if owner is not None:       # None if only __new__ was called
+        cursor_open(&c, ctx._p, ctx._p + ctx._body_at, ctx._p + ctx._n)
+        body = build_body(&c)
+        if ctx._body_ready:     # set by foreign code during decoding
+            return ctx._body
+        ctx._body = body
+    ctx._body_ready = True
+    return ctx._body
 
 
 cdef int fail_section(Message ctx) except -1:
