@@ -26,7 +26,7 @@ from rbfly.amqp._layout cimport (
     build_section, data_head, get_field, is_one_section, open_sections, scan, skip_value,
     take_descriptor,
 )
-from rbfly.amqp._message cimport Message
+from rbfly.amqp._message cimport Message, new_message
 from rbfly.amqp._path cimport name_part
 from rbfly.amqp._plan cimport Plan
 from rbfly.amqp._scalars cimport encode_binary
@@ -448,7 +448,7 @@ cdef int find_body(Cursor *c) except -1:
 cdef Message decode_context(
     object owner, const uint8_t *p, Py_ssize_t n, uint64_t stream_offset, double stream_timestamp
 ):
-    cdef Message ctx = Message.__new__(Message)
+    cdef Message ctx = new_message()
     ctx._owner = owner
     ctx._p = p
     ctx._n = n

@@ -28,6 +28,9 @@ cdef class Message:
     cdef object peek(self, int index)
 
 
+# A message without a body, which is cheaper than Message.__new__.
+cdef Message new_message()
+
 # A part of the bytes that `owner`, bytes or a memoryview, keeps alive.
 cdef object view_of(object owner, const uint8_t *p, Py_ssize_t n)
 

@@ -10,13 +10,14 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 
-from rbfly._cpython cimport rbfly_keep_contexts
+from rbfly._cpython cimport rbfly_keep_contexts, rbfly_kept_context
 from rbfly._wire cimport load_u32
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
 from rbfly.amqp._layout cimport (
     DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_HEADER, I_PROPERTIES, SECTION_NAMES, Sections,
-    build_body, build_section, data_head, get_field, open_sections, set_field, skip_value, take_descriptor,
+    build_body, build_section, data_head, get_field, open_sections, set_field, skip_value,
+    take_descriptor,
 )
 from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
@@ -361,7 +362,7 @@ def restore_message(
     int absent, str stream, uint64_t offset, double timestamp, uint64_t publish_id,
     bint is_set_publish_id,
 ):
-    cdef Message ctx = Message.__new__(Message)
+    cdef Message ctx = new_message()
     cdef Sections sections
     cdef int i
     if raw is not None:
@@ -396,7 +397,15 @@ def restore_message(
     return ctx
 
 
-rbfly_keep_contexts(Message, sizeof(Message))
+rbfly_keep_contexts(Message.__new__(Message), sizeof(Message))
+
+
+cdef Message new_message():
+    cdef PyObject *kept = rbfly_kept_context()
+    if kept is not NULL:
+        return <Message> rbfly_given(kept)
+    return Message.__new__(Message)
+
 
 cdef enum:
     I_BODY = 6      # the index of the body, for `peek`
@@ -529,7 +538,7 @@ cdef object fail_body():
 cdef object plain_message(object body):
     if type(body) is Message:
         return fail_body()
-    cdef Message ctx = Message.__new__(Message)
+    cdef Message ctx = new_message()
     ctx._body = body
     ctx._body_ready = True
     return ctx

@@ -21,7 +21,7 @@ from rbfly._wire cimport (
     store_u32,
 )
 from rbfly.amqp._codec cimport encode_message
-from rbfly.amqp._message cimport Message
+from rbfly.amqp._message cimport Message, new_message
 from rbfly.amqp._path cimport name_part
 from rbfly.amqp._types cimport clip
 
@@ -114,7 +114,7 @@ cdef int put_custom(OutBuffer *out, object message, object encode, Py_ssize_t li
 
 cdef Message with_encoded_body(Message received, object encode):
     cdef Message made
-    made = Message.__new__(Message)
+    made = new_message()
     made._body = encoded_body(encode, received.take_body())
     made._body_ready = True
     made._body_at = -1
