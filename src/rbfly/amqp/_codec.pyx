@@ -9,11 +9,12 @@ from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches, PyErr_Occurred
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from rbfly._cpython cimport rbfly_export, rbfly_pin, rbfly_unpin
 from rbfly._wire cimport (
-    OutBuffer, is_beyond_u32, out_discard, out_finish, out_fixed, out_local, out_open, out_reserve,
-    out_size, put_bytes, put_u8, put_u32,
+    OutBuffer, double_bits, is_beyond_u32, out_discard, out_finish, out_fixed, out_local,
+    out_reserve, out_size, put_bytes, put_u8, put_u32, store_u32, store_u64,
 )
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
@@ -21,12 +22,13 @@ from rbfly.amqp._encode cimport (
     KEYS_ANNOTATION, KEYS_STRING, encode_map, encode_sequence, encode_value,
 )
 from rbfly.amqp._layout cimport (
-    DATA, DATA32, FOOTER, HEADER, I_ANNOTATIONS, I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS,
-    I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES, SEQUENCE, VALUE, Layout, Sections, build_body,
-    build_section, data_head, get_field, is_one_section, open_sections, scan, skip_value,
-    take_descriptor,
+    DATA, DATA8, DATA32, FLOAT8, FOOTER, HEADER, I_ANNOTATIONS, I_APP_PROPERTIES,
+    I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES, SEQUENCE, TEXT8, VALUE,
+    Layout, Sections, build_body, build_section, data_head, get_field, is_one_section,
+    open_sections, scan, skip_value, take_descriptor,
 )
 from rbfly.amqp._message cimport Message, new_message
+from rbfly.amqp._native cimport rbfly_ascii_data, rbfly_copy
 from rbfly.amqp._path cimport name_part
 from rbfly.amqp._plan cimport Plan
 from rbfly.amqp._scalars cimport encode_binary
@@ -43,7 +45,7 @@ from rbfly.error import (
 )
 
 cdef extern from 'Python.h':
-    Py_ssize_t PyUnicode_GET_LENGTH(object text) noexcept
+    double PyFloat_AS_DOUBLE(object value) noexcept
     PyObject *PyDict_GetItemWithError(dict pairs, object key) noexcept
 
 cdef extern from *:
@@ -379,19 +381,68 @@ def encode_amqp(bytearray buffer not None, Message message not None):
 
 cdef enum:
     LOCAL = 2048        # bytes on the stack
-    LONG = 256          # bytes that take longer to copy from there than to allocate in advance
 
 
-cdef inline Py_ssize_t plain_size(object message) noexcept:
-    """Size of a message that is only bytes or text, at least for ASCII; 0 for others."""
-    cdef PyObject *body = <PyObject *> message
-    if type(message) is Message:
-        if (<Message> message)._sections is not None or not (<Message> message)._body_ready:
-            return 0
-        body = <PyObject *> (<Message> message)._body
-    if type(<object> body) is bytes:
-        return data_size(<object> body)
-    return PyUnicode_GET_LENGTH(<object> body) + 8 if type(<object> body) is str else 0
+cdef object encode_section(uint32_t head, const void *data, Py_ssize_t n):
+    """A message of a data section or of ASCII text; `head` is how it begins if it is short."""
+    cdef object message = PyBytes_FromStringAndSize(NULL, n + SHORT_HEAD if n <= SHORT else n + 8)
+    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(message)
+    if n <= SHORT:
+        store_u32(p, head)
+        p[4] = <uint8_t> n
+        rbfly_copy(p + SHORT_HEAD, <const uint8_t *> data, n)
+    else:
+        store_u32(p, head | codes.SIZE32)
+        store_u32(p + 4, <uint32_t> n)
+        memcpy(p + 8, data, <size_t> n)
+    return message
+
+
+cdef object encode_float(double v):
+    cdef object message = PyBytes_FromStringAndSize(NULL, 12)
+    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(message)
+    store_u32(p, FLOAT8)
+    store_u64(p + 4, double_bits(v))
+    return message
+
+
+cdef inline bint is_plain(object body) noexcept:
+    return type(body) is bytes or type(body) is str or type(body) is float
+
+
+cdef inline PyObject *only_part(object message) noexcept:
+    """The body of a message that has no other section; otherwise the message, or other body."""
+    if (
+        type(message) is Message
+        and (<Message> message)._sections is None and (<Message> message)._owner is None
+    ):
+        return <PyObject *> (<Message> message)._body
+    return <PyObject *> message
+
+
+cdef object encode_plain(object body, object message):
+    """Encode bytes, text or a float: of all but other text than ASCII, the size is known."""
+    cdef const char *data = NULL
+    cdef Py_ssize_t n = 0
+    if type(body) is float:
+        return encode_float(PyFloat_AS_DOUBLE(body))
+    if type(body) is bytes:
+        n = PyBytes_GET_SIZE(body)
+        if not is_beyond_u32(n):
+            return encode_section(DATA8, PyBytes_AS_STRING(body), n)
+    elif rbfly_ascii_data(<PyObject *> body, &data, &n) and not is_beyond_u32(n):
+        return encode_section(TEXT8, data, n)
+    return encode_any(message)
+
+
+cdef object encode_any(object message):
+    cdef OutBuffer out
+    cdef uint8_t[LOCAL] space
+    out_local(&out, space, LOCAL)
+    if (<raw_encode_message> encode_message)(&out, message) < 0:
+        out_discard(&out)
+        name_part(message)
+    return out_finish(&out)
 
 
 @cython.binding(False)
@@ -405,17 +456,10 @@ def encode_amqp_bytes(message):
     :param message: Message, or a body of any type.
     :returns: the encoded message (bytes).
     """
-    cdef OutBuffer out
-    cdef uint8_t[LOCAL] space
-    cdef Py_ssize_t size = plain_size(message)
-    if size > LONG:
-        out_open(&out, size)
-    else:
-        out_local(&out, space, LOCAL)
-    if (<raw_encode_message> encode_message)(&out, message) < 0:
-        out_discard(&out)
-        name_part(message)
-    return out_finish(&out)
+    cdef PyObject *body = only_part(message)
+    if is_plain(<object> body):
+        return encode_plain(<object> body, message)
+    return encode_any(message)
 
 
 # --- decoding ---

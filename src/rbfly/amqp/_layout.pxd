@@ -24,6 +24,11 @@ cdef enum:
     DATA8 = codes.DESCRIBED << 24 | codes.SMALLULONG << 16 | DATA << 8 | codes.VBIN8
     DATA32 = codes.DESCRIBED << 24 | codes.SMALLULONG << 16 | DATA << 8 | codes.VBIN32
 
+# The first bytes of a message that consists of a short text, or of a float.
+cdef enum:
+    TEXT8 = codes.DESCRIBED << 24 | codes.SMALLULONG << 16 | VALUE << 8 | codes.STR8
+    FLOAT8 = codes.DESCRIBED << 24 | codes.SMALLULONG << 16 | VALUE << 8 | codes.DOUBLE
+
 # Indices of the sections other than the body.
 cdef enum:
     I_HEADER, I_DELIVERY_ANNOTATIONS, I_ANNOTATIONS, I_PROPERTIES, I_APP_PROPERTIES, I_FOOTER
