@@ -17,10 +17,11 @@ from rbfly._wire cimport (
     store_u32,
 )
 from rbfly.amqp cimport _constructors as codes
+from rbfly.amqp._native cimport rbfly_ascii_data
 from rbfly.amqp._records cimport READERS, fields_of
 from rbfly.amqp._scalars cimport (
     encode_binary, encode_integer, encode_symbol, encode_text, encode_unsigned, fail_size,
-    put_double, put_integer, put_sized, put_uuid,
+    put_double, put_integer, put_long_text, put_sized, put_uuid,
 )
 from rbfly.amqp._types cimport (
     ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, WIRE_CLASSES, AMQPArray, Described, Symbol,
@@ -51,27 +52,34 @@ cdef int fail_large_compound() except -1:
 
 
 cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8) except -1:
-    cdef Py_ssize_t n = out.p - out.start - first
+    cdef Py_ssize_t n
     cdef uint8_t *head
+    if first > 0:
+        open_wide(out, &first)
+    n = out.p - out.start + first
+    head = out.start - first - 9
     if n > MAX_COMPOUND:
         fail_large_compound()
-    if count <= 32:
-        out_reserve(out, 6)
-        head = out.start + first - 3
-        memmove(head + 9, head + 3, <size_t> n)
-        out.p += 6
-    else:
-        head = out.start + first - 9
-        if n <= 254 and count <= 255:
-            memmove(head + 3, head + 9, <size_t> n)
-            head[0] = code8
-            head[1] = <uint8_t> (n + 1)
-            head[2] = <uint8_t> count
-            out.p -= 6
-            return 0
+    if n <= 254 and count <= 255:
+        memmove(head + 3, head + 9, <size_t> n)
+        head[0] = code8
+        head[1] = <uint8_t> (n + 1)
+        head[2] = <uint8_t> count
+        out.p -= 6
+        return 0
     head[0] = code8 + codes.SIZE32
     store_u32(head + 1, <uint32_t> (n + 4))
     store_u32(head + 5, <uint32_t> count)
+    return 0
+
+
+cdef int open_wide(OutBuffer *out, Py_ssize_t *first) except -1:
+    """Leave room for a wide header instead of a narrow one; move the items written so far."""
+    cdef Py_ssize_t at = first[0]
+    out_reserve(out, 6)
+    memmove(out.start + at + 6, out.start + at, <size_t> (out.p - out.start - at))
+    out.p += 6
+    first[0] = -at - 6
     return 0
 
 
@@ -79,8 +87,21 @@ cdef int fail_changed() except -1:
     raise AMQPEncoderValueError('list or dict changed size during encoding')
 
 
-cdef int put_other_leaf(OutBuffer *out, object value) except -1:
+cdef int put_long_leaf(OutBuffer *out, object value, Py_ssize_t *first) except -1:
+    """Append bytes or text of more than 255 bytes."""
+    if first is not NULL and first[0] > 0:
+        open_wide(out, first)
+    if type(value) is str:
+        encode_text(out, value)
+    else:
+        encode_binary(out, value)
+    return 1
+
+
+cdef int put_other_leaf(OutBuffer *out, object value, Py_ssize_t *first) except -1:
     if type(value) is bytes:
+        if PyBytes_GET_SIZE(value) > 255:
+            return put_long_leaf(out, value, first)
         put_sized(out, codes.VBIN8, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
         return 1
     if value is None or value is True or value is False:
@@ -93,13 +114,21 @@ cdef int put_other_leaf(OutBuffer *out, object value) except -1:
     return 0
 
 
-cdef inline int put_leaf(OutBuffer *out, object value) except -1:
+cdef inline int put_leaf(OutBuffer *out, object value, Py_ssize_t *first) except -1:
     """Append a value of a common type, without running foreign code, and return 1.
 
-    Return 0 and write nothing if it has another type.
+    Return 0 and write nothing if it has another type.  `first` is what open_compound returned, or
+    NULL.
     """
+    cdef const char *data = NULL
+    cdef Py_ssize_t n = 0
     if type(value) is str:
-        encode_text(out, value)
+        if not rbfly_ascii_data(<PyObject *> value, &data, &n):
+            put_long_text(out, value)
+        elif n > 255:
+            put_long_leaf(out, value, first)
+        else:
+            put_sized(out, codes.STR8, data, n)
         return 1
     if type(value) is int:
         encode_integer(out, value)
@@ -107,7 +136,7 @@ cdef inline int put_leaf(OutBuffer *out, object value) except -1:
     if type(value) is float:
         put_double(out, PyFloat_AS_DOUBLE(value))
         return 1
-    return put_other_leaf(out, value)
+    return put_other_leaf(out, value, first)
 
 
 cdef int put_held(OutBuffer *out, object value, int depth) except -1:
@@ -117,12 +146,14 @@ cdef int put_held(OutBuffer *out, object value, int depth) except -1:
     return encode_branch(out, held, depth)
 
 
-cdef inline int put_items(OutBuffer *out, object items, Py_ssize_t count, int depth) except -1:
+cdef inline int put_items(
+    OutBuffer *out, object items, Py_ssize_t count, int depth, Py_ssize_t *first
+) except -1:
     """Append the items of an exact list or tuple; `depth` is that of the items."""
     cdef Py_ssize_t i
     if type(items) is list:
         for i in range(count):
-            if put_leaf(out, <object> PyList_GET_ITEM(items, i)):
+            if put_leaf(out, <object> PyList_GET_ITEM(items, i), first):
                 continue
             put_held(out, <object> PyList_GET_ITEM(items, i), depth)
             if PyList_GET_SIZE(items) != count:
@@ -147,7 +178,7 @@ cdef int encode_sequence(OutBuffer *out, object items, int depth) except -1:
         put_u8(out, codes.LIST0)
         return 0
     first = open_compound(out, count)
-    put_items(out, items, count, depth + 1)
+    put_items(out, items, count, depth + 1, &first)
     return close_compound(out, first, count, codes.LIST8)
 
 
@@ -181,7 +212,9 @@ cdef int put_held_pair(
     return encode_value(out, held_value, depth)
 
 
-cdef inline int put_pairs(OutBuffer *out, dict value, int depth, int keys) except -1:
+cdef inline int put_pairs(
+    OutBuffer *out, dict value, int depth, int keys, Py_ssize_t *first
+) except -1:
     cdef Py_ssize_t position = 0, _i
     cdef Py_ssize_t count = PyDict_GET_SIZE(<PyObject *> value)
     cdef PyObject *key = NULL
@@ -192,7 +225,7 @@ cdef inline int put_pairs(OutBuffer *out, dict value, int depth, int keys) excep
             return fail_changed()
         if type(<object> key) is str and keys != KEYS_ANNOTATION:
             encode_text(out, <object> key)
-            if put_leaf(out, <object> item):
+            if put_leaf(out, <object> item, first):
                 continue
             put_held(out, <object> item, depth)
         else:
@@ -216,7 +249,7 @@ cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1
     if count > 0x7fffffff:
         fail_size(count)
     first = open_compound(out, 2 * count)
-    put_pairs(out, pairs, depth + 1, keys)
+    put_pairs(out, pairs, depth + 1, keys, &first)
     return close_compound(out, first, 2 * count, codes.MAP8)
 
 
@@ -370,11 +403,11 @@ cdef int encode_wide_compound(OutBuffer *out, object value, int code, int depth)
     if code == codes.LIST32 and isinstance(value, (list, tuple)):
         items = value if type(value) is list or type(value) is tuple else list(value)
         count = len(items)
-        put_items(out, items, count, depth + 1)
+        put_items(out, items, count, depth + 1, NULL)
     elif code == codes.MAP32 and isinstance(value, Mapping):
         pairs = value if type(value) is dict else plain_dict(value)
         count = 2 * len(pairs)
-        put_pairs(out, pairs, depth + 1, KEYS_ANY)
+        put_pairs(out, pairs, depth + 1, KEYS_ANY, NULL)
     elif code == codes.ARRAY32 and type(value) is AMQPArray:
         count = len((<AMQPArray> value).items)
         put_array_items(out, value, depth)
@@ -487,6 +520,6 @@ cdef int encode_branch(OutBuffer *out, object value, int depth) except -1:
 
 cdef int encode_value(OutBuffer *out, object value, int depth) except -1:
     """Append one value.  `depth` is the number of compounds and described values around it."""
-    if put_leaf(out, value):
+    if put_leaf(out, value, NULL):
         return 0
     return encode_branch(out, value, depth)
