@@ -19,7 +19,7 @@ from rbfly._wire cimport (
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
 from rbfly.amqp._encode cimport (
-    KEYS_ANNOTATION, KEYS_STRING, encode_map, encode_sequence, encode_value,
+    KEYS_ANNOTATION, KEYS_ANY, KEYS_STRING, encode_map, encode_sequence, encode_value,
 )
 from rbfly.amqp._layout cimport (
     DATA, DATA8, DATA32, FLOAT8, FOOTER, HEADER, I_ANNOTATIONS, I_APP_PROPERTIES,
@@ -31,7 +31,7 @@ from rbfly.amqp._message cimport Message, new_message
 from rbfly.amqp._native cimport rbfly_ascii_data, rbfly_copy
 from rbfly.amqp._path cimport name_part
 from rbfly.amqp._plan cimport Plan
-from rbfly.amqp._scalars cimport encode_binary
+from rbfly.amqp._scalars cimport encode_binary, encode_text, put_double
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
 )
@@ -134,10 +134,19 @@ cdef int put_special_body(OutBuffer *out, object body) except -1:
 cdef int put_body(OutBuffer *out, object body) except -1:
     if type(body) is bytes:
         return put_data(out, body)
-    if (
-        type(body) is dict or type(body) is str or type(body) is list or type(body) is int
-        or type(body) is float or body is None or body is True or body is False
-    ):
+    if type(body) is dict:
+        put_section_head(out, VALUE)
+        return encode_map(out, body, 0, KEYS_ANY)
+    if type(body) is str:
+        put_section_head(out, VALUE)
+        return encode_text(out, body)
+    if type(body) is list:
+        put_section_head(out, VALUE)
+        return encode_sequence(out, body, 0)
+    if type(body) is float:
+        put_section_head(out, VALUE)
+        return put_double(out, PyFloat_AS_DOUBLE(body))
+    if type(body) is int or body is None or body is True or body is False:
         put_section_head(out, VALUE)
         return encode_value(out, body, 0)
     return put_special_body(out, body)
