@@ -1,7 +1,10 @@
 """What the codec does in a short way for most messages: it gives the same as the long way."""
 
+import copy
 import inspect
+import math
 import pickle
+import struct
 from collections.abc import Iterator
 from itertools import permutations
 from random import Random
@@ -10,8 +13,8 @@ from typing import Any, TypedDict
 import pytest
 from amqp_values import VALUE, decode_value, encode_value
 
-from rbfly.amqp import AMQPProperties, Message, decode_amqp, encode_amqp_bytes
-from rbfly.error import AMQPDecoderError
+from rbfly.amqp import AMQPProperties, Message, decode_amqp, encode_amqp, encode_amqp_bytes
+from rbfly.error import AMQPDecoderError, MessageTypeError
 from rbfly.types import Symbol
 
 
@@ -108,6 +111,116 @@ def test_numbers_between_others(rng: Random) -> None:
         assert decode_value(encode_value(numbers)) == numbers
         pairs = {f'k{i}': number for i, number in enumerate(numbers)}
         assert decode_value(encode_value(pairs)) == pairs
+
+
+def sized(code: int, data: bytes) -> bytes:
+    """A value with its size."""
+    if len(data) < 256:
+        return bytes([code, len(data)]) + data
+    return bytes([code + 0x10]) + struct.pack('>I', len(data)) + data
+
+
+def compound(code: int, values: list[bytes], count: int) -> bytes:
+    """A list or map."""
+    data = b''.join(values)
+    if len(data) < 255 and count < 256:
+        return bytes([code, len(data) + 1, count]) + data
+    return bytes([code + 0x10]) + struct.pack('>II', len(data) + 4, count) + data
+
+
+def encoded(body: Any) -> bytes:
+    """Encode a message in each way."""
+    buffer = bytearray(200_000)
+    size = encode_amqp(buffer, Message(body))
+    raw = encode_amqp_bytes(body)
+    assert encode_amqp_bytes(Message(body)) == raw == buffer[:size]
+    return raw
+
+
+@pytest.mark.parametrize('size', [*range(20), 63, 64, 65, *range(250, 260), 1024, 70_000])
+def test_bytes_of_a_message_without_other_sections(size: int) -> None:
+    text = 'abcdefghij' * (size // 10) + 'klmnopqrst'[: size % 10]
+    assert encoded(text) == b'\0Sw' + sized(0xA1, text.encode())
+    assert encoded(text.encode()) == b'\0Su' + sized(0xA0, text.encode())
+    assert encoded(text + 'é') == b'\0Sw' + sized(0xA1, (text + 'é').encode())
+
+
+@pytest.mark.parametrize('value', [0.0, -0.0, 1.5, math.pi, 5e-324, math.inf, -math.inf, math.nan])
+def test_message_of_a_float(value: float) -> None:
+    raw = encoded(value)
+    assert raw == b'\0Sw\x82' + struct.pack('>d', value)
+    for data in (raw, bytearray(raw), memoryview(raw)):
+        message = decode_amqp(data)
+        assert type(message.body) is float
+        assert struct.pack('>d', message.body) == raw[4:]
+        assert encode_amqp_bytes(message) == raw
+    for size in range(4, 12):
+        with pytest.raises(AMQPDecoderError):
+            decode_amqp(raw[:size])
+    with pytest.raises(AMQPDecoderError):
+        decode_amqp(raw + b'\0')
+
+
+@pytest.mark.parametrize(
+    'raw',
+    [
+        b'\0Sw\xb1\0\0\0\x03abc',
+        b'\0Su\xb0\0\0\0\x03abc',
+        b'\0\x80' + bytes(7) + b'w\x82' + bytes(8),
+    ],
+)
+def test_a_received_message_is_encoded_as_received(raw: bytes) -> None:
+    message = decode_amqp(raw)
+    assert encode_amqp_bytes(message) == raw
+    body = message.body
+    assert encode_amqp_bytes(message) == raw
+    message.body = body
+    assert len(encode_amqp_bytes(message)) < len(raw)
+
+
+@pytest.mark.parametrize('count', [1, 2, 15, 16, 17, 32, 33, 255, 256])
+@pytest.mark.parametrize('long', ['x' * 256, 'é' * 128, b'y' * 300])
+def test_a_long_value_at_each_place(count: int, long: str | bytes) -> None:
+    code, data = (0xA0, long) if isinstance(long, bytes) else (0xA1, long.encode())
+    for places in (*([i] for i in range(min(count, 40))), [0, count - 1], range(min(count, 20))):
+        values: list[Any] = [long if i in places else 'short' for i in range(count)]
+        wire = [sized(code, data) if i in places else b'\xa1\x05short' for i in range(count)]
+        assert encoded(values) == b'\0Sw' + compound(0xC0, wire, count)
+        keys = [f'k{i}' for i in range(count)]
+        pairs = [sized(0xA1, key.encode()) + value for key, value in zip(keys, wire, strict=True)]
+        inner = compound(0xC1, pairs, 2 * count)
+        assert encoded(dict(zip(keys, values, strict=True))) == b'\0Sw' + inner
+        outer = compound(0xC0, [sized(0xA1, b'a'), inner, sized(code, data)], 3)
+        assert encoded(['a', dict(zip(keys, values, strict=True)), long]) == b'\0Sw' + outer
+
+
+# --- messages that are created without their constructor ---
+
+
+def test_message_of_new_alone_has_no_body() -> None:
+    for body in ('x', b'x' * 300, 1.5, [1]):
+        received = decode_amqp(encode_amqp_bytes(Message(body, app_properties={'a': 1})))
+        assert received.body == body
+        del received  # its memory is reused
+        message = Message.__new__(Message)
+        assert message.raw is None
+        assert message.body is None
+        assert message.body is None
+        assert message.stream is None
+        assert message.stream_offset == message.stream_timestamp == 0
+        with pytest.raises(MessageTypeError):
+            message.body_view()
+        assert encode_amqp_bytes(Message.__new__(Message)) == b'\0Sw\x40'
+        assert copy.copy(message) == Message.__new__(Message) == Message(None)
+        assert message.app_properties == {}
+
+
+def test_more_messages_than_are_kept() -> None:
+    for _ in range(3):
+        messages = [Message([i], app_properties={'i': i}) for i in range(200)]
+        received = [decode_amqp(encode_amqp_bytes(message)) for message in messages]
+        assert received == messages
+        assert [message.body for message in received] == [[i] for i in range(200)]
 
 
 # --- decoding ---

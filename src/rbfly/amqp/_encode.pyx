@@ -99,10 +99,12 @@ cdef int put_long_leaf(OutBuffer *out, object value, Py_ssize_t *first) except -
 
 
 cdef int put_other_leaf(OutBuffer *out, object value, Py_ssize_t *first) except -1:
+    cdef Py_ssize_t n
     if type(value) is bytes:
-        if PyBytes_GET_SIZE(value) > 255:
+        n = PyBytes_GET_SIZE(value)
+        if n > 255:
             return put_long_leaf(out, value, first)
-        put_sized(out, codes.VBIN8, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        put_sized(out, codes.VBIN8, PyBytes_AS_STRING(value), n)
         return 1
     if value is None or value is True or value is False:
         out_reserve(out, 1)

@@ -71,6 +71,11 @@ cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
     return 0
 
 
+cdef inline bint is_float(const uint8_t *p, Py_ssize_t n) noexcept:
+    """Whether the message is a single value section with a float, of 64 bits."""
+    return n == 12 and load_u32(p) == FLOAT8
+
+
 # The sections other than the body: their values, and positions (-1: absent or replaced).  The bits
 # of `replaced` are the indices of those that the program has set.  `error` says why the body is not
 # of the requested type.

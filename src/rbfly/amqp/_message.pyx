@@ -11,13 +11,13 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 
 from rbfly._cpython cimport rbfly_keep_contexts, rbfly_kept_context
-from rbfly._wire cimport load_u32
+from rbfly._wire cimport load_double, load_u32
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
 from rbfly.amqp._layout cimport (
     DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_HEADER, I_PROPERTIES, SECTION_NAMES, Sections,
-    build_body, build_section, data_head, get_field, open_sections, set_field, skip_value,
-    take_descriptor,
+    build_body, build_section, data_head, get_field, is_float, open_sections, set_field,
+    skip_value, take_descriptor,
 )
 from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
@@ -71,6 +71,7 @@ cdef extern from *:
 ctypedef PyObject *(*raw_build_section)(Cursor *c, int index) noexcept
 
 cdef extern from 'Python.h':
+    object PyFloat_FromDouble(double value)
     object PyObject_GenericGetAttr(object o, object name)
 
 # a cimported class is not visible in the module's Python namespace
@@ -130,12 +131,16 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
         self.is_set_stream_publish_id = made.is_set_stream_publish_id
 
     cdef object take_body(self):
+        cdef const uint8_t *p = self._p
         cdef Py_ssize_t head
         if not self._body_ready:
-            head = data_head(self._p, self._n)
-            if head == 0:
+            head = data_head(p, self._n)
+            if head:
+                self._body = PyBytes_FromStringAndSize(<const char *> p + head, self._n - head)
+            elif is_float(p, self._n):
+                self._body = PyFloat_FromDouble(load_double(p + 4))
+            else:
                 return take_built(self)
-            self._body = PyBytes_FromStringAndSize(<const char *> self._p + head, self._n - head)
             self._body_ready = True
         return self._body
 
@@ -419,7 +424,7 @@ cdef object DEFAULT_PROPERTIES = AMQPProperties()
 
 
 cdef object take_built(Message ctx):
-    """Decode a body other than a single data section."""
+    """Decode a body other than a single data section or float."""
     cdef Cursor c
     # hold a reference: map keys may run foreign code, which may call __init__
     cdef object owner = ctx._owner
