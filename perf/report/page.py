@@ -312,7 +312,7 @@ def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
                 histogram = lane.histogram(what)
                 row += [f'{histogram.quantile(q) * 1000:.2f}' for q in QUANTILES.values()]
             rows.append([*row, f'{len(lane.values("late"))} of {lane.rounds}'])
-    yield from table([*head, 'late rounds'], rows)
+    yield from table([*head, 'late rounds'], rows, 'perf-numbers perf-axis')
 
 
 # -- how
