@@ -9,8 +9,9 @@ import pytest
 import rbfly.streams as rbs
 from tests import fake_broker as wire
 from tests.fake_broker import FakeBroker
-from tests.inside import window_of
+from tests.inside import session_of, window_of
 from tests.streams.publish.test_publish_recovery import default, once, published
+from tests.streams.publish.test_sending import Connection, attach
 
 
 async def submit_all(publisher: Any, messages: Sequence[Any]) -> list[rbs.Confirmation]:
@@ -144,6 +145,17 @@ async def test_a_cancelled_confirm_does_not_withdraw_its_message(
         first.cancel()
         await second
     assert await read(client, stream, 2) == ['a', 'b']
+
+
+async def test_messages_leave_before_the_client_closes_its_connections() -> None:
+    """Tasks that the client starts may run in this turn (`asyncio.eager_task_factory`)."""
+    connection = Connection()
+    publisher = attach(rbs.Publisher, connection)
+    (confirmation,) = await submit_all(publisher, 'x')
+    session_of(publisher).on_disconnect()
+    assert connection.ids() == [[0]]
+    connection.confirm(0)
+    await confirmation
 
 
 @pytest.mark.parametrize('end', ['close', 'drop', 'disconnect'])

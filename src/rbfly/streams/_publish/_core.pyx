@@ -426,7 +426,11 @@ cdef class PublisherCore:
                     for wait in (<ConfirmGroup> waiter).waits:
                         self._confirm(<ConfirmFuture> wait)
                 else:
-                    self._settle(waiter)
+                    future = (<ConfirmWaiter> waiter).future
+                    if type(future) is list or future is None:
+                        self._settle(waiter)
+                    elif not future.done():
+                        future.set_result(None)
         finally:
             if n < len(done):       # e.g. KeyboardInterrupt
                 self.loop.call_soon(self.on_settled, done[n:])
