@@ -37,7 +37,7 @@ from .session import PublisherSession
 class Publisher(FastPublisher, BasePublisher):
     """Sends messages to a stream; safe to use from many tasks at once.
 
-    `send`, `submit` and `send_many` send messages at once; `batch` queues them for `flush`.
+    `send`, `submit` and `send_many` send messages; `batch` queues them for `flush`.
     Messages of a task leave in the order of its calls.  :meth:`StreamsClient.publisher` creates a
     publisher.
 
