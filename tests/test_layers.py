@@ -53,7 +53,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'gathering', 'limits', 'login', 'totals'],
+        ['', 'gathering', 'login', 'totals', 'rbfly.time_limits'],
         ['resolving', 'waiting'],
         ['uri'],
         ['observer', 'requests'],

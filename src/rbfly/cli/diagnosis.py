@@ -16,6 +16,7 @@ from ..net.connection import Connection
 from ..net.locator import partitions_of
 from ..net.uri import ConnectionInfo, parse_uri
 from ..protocol.commands import Metadata, NodeAddress, QueryPublisherSequence, StreamMetadata
+from ..time_limits import time_limit
 from .connection import Target
 from .reachability import CLOSE_LIMIT, Finding, Node
 
@@ -134,7 +135,7 @@ class Diagnosis:
     async def _answer(self, check: str, request: Awaitable[T], stream: str = '') -> T | None:
         """Return the result of a request; if it fails, add a finding and return None."""
         try:
-            async with asyncio.timeout(2 * LIMIT):
+            async with time_limit(2 * LIMIT):
                 return await request
         except TimeoutError:
             text, advice = f'no answer within {2 * LIMIT:g} s', 'see the log of the broker'

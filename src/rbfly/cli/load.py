@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import rbfly.streams as rbs
 
+from ..time_limits import time_limit
 from .histogram import Histogram
 
 STAMP = 8  # bytes: the time of sending, at the start of each body
@@ -275,7 +276,7 @@ class Load:
     async def _settle(self) -> None:
         """Wait for the confirms and the messages that are on their way."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with time_limit(PATIENCE):
                 await asyncio.gather(*(item.confirmed() for item in self._producers))
         confirmed = self.confirmed_by_stream()
         seen, deadline = -1, 0

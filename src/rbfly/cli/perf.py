@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from ..error import RbFlyError
+from ..time_limits import time_limit
 from .connection import ConnectedCommand, Target, target
 from .output import is_terminal, print_json
 from .running import INTERRUPTED, describe, run
@@ -243,7 +244,7 @@ class Perf:
         if not client.connected and not self._started:
             return  # it has created nothing
         try:
-            async with asyncio.timeout(CLEAN_UP):
+            async with time_limit(CLEAN_UP):
                 for name in self._created:
                     if self._settings.super_streams:
                         await client.super_stream(name).delete()

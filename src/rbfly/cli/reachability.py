@@ -22,6 +22,7 @@ from ..error import (
     counted,
 )
 from ..net.uri import ConnectionInfo
+from ..time_limits import time_limit
 from .certificate import Certificate, read_certificate
 
 NAME_LIMIT = 5.0  # seconds to resolve a name
@@ -82,7 +83,7 @@ class Node:
         host, check = self.info.host, 'name'
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(NAME_LIMIT):
+            async with time_limit(NAME_LIMIT):
                 found = await loop.getaddrinfo(host, self.info.port, type=1)
         except TimeoutError:
             text = f'{host}: no name server has answered within {NAME_LIMIT:g} s'
@@ -196,7 +197,7 @@ def uri_of(info: ConnectionInfo) -> str:
 async def try_port(host: str, port: int) -> str:
     """Return why a connection fails; empty if it does not."""
     try:
-        async with asyncio.timeout(PORT_LIMIT):
+        async with time_limit(PORT_LIMIT):
             _, writer = await asyncio.open_connection(host, port)
     except TimeoutError:
         return f'timed out after {PORT_LIMIT:g} s'
@@ -213,7 +214,7 @@ async def get_certificate(info: ConnectionInfo, context: ssl_module.SSLContext) 
     :raises OSError: the handshake failed.
     :raises ValueError: the certificate cannot be read.
     """
-    async with asyncio.timeout(TLS_LIMIT):
+    async with time_limit(TLS_LIMIT):
         _, writer = await asyncio.open_connection(
             info.host, info.port, ssl=context, server_hostname=info.host
         )

@@ -38,8 +38,8 @@ from ..protocol import commands
 from ..protocol._engine import FRAME_CAP, Counters, Engine
 from ..protocol.commands import Command, NodeAddress, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
+from ..time_limits import time_limit
 from .gathering import gather_to
-from .limits import time_limit
 from .observer import (
     ConnectionState,
     Observer,

@@ -22,9 +22,9 @@ from ..error import (
 from ..protocol._engine import Counters
 from ..protocol.commands import NodeAddress
 from ..record import replace
+from ..time_limits import time_limit
 from .connection import Connection
 from .handshake import connect
-from .limits import time_limit
 from .resolving import Recent, Resolver
 from .retry import Progress, Refusal, is_cut
 from .uri import Address, Endpoint, Settings, at

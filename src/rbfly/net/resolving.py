@@ -8,7 +8,7 @@ from itertools import count
 from socket import SOCK_STREAM
 from typing import TypeVar
 
-from .limits import time_limit
+from ..time_limits import time_limit
 
 K = TypeVar('K')
 V = TypeVar('V')

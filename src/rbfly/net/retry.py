@@ -18,7 +18,7 @@ from ..error import (
     without_frames,
 )
 from ..protocol.const import Key, ResponseCode
-from .limits import time_limit_at
+from ..time_limits import time_limit_at
 
 T = TypeVar('T')
 OnWait = Callable[[RbFlyError | None, float], None]

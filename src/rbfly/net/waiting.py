@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from ..error import StreamConnectionError, copy_error
-from .limits import time_limit
+from ..time_limits import time_limit
 
 T = TypeVar('T')
 

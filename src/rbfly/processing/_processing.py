@@ -21,6 +21,7 @@ from ..error import (
 from ..net.observer import facts
 from ..record import Record
 from ..streams import MessageBatch, MessageCtx, SuperStreamSubscription
+from ..time_limits import time_limit
 from ._error_log import ErrorLog
 from ._failures import DeadLetter, OnError, letter_for, policy_of
 from ._partition import Item, Partition
@@ -113,7 +114,7 @@ class Processing:
                 messages.stop()
                 await self._close_workers(storing)
                 with suppress(Exception):
-                    async with asyncio.timeout(CANCEL_TIMEOUT):
+                    async with time_limit(CANCEL_TIMEOUT):
                         await self._store_all()
                 raise
             await self._close_workers(storing)
@@ -266,7 +267,7 @@ class Processing:
             await self._wait()
         await self._drain([*self._partitions.values()], self._timeout)
         try:
-            async with asyncio.timeout(self._timeout if self._stopping else None):
+            async with time_limit(self._timeout if self._stopping else None):
                 await self._store_all()
         except TimeoutError:
             self._fail(OffsetNotStored(f'no offset was stored within {self._timeout:g} s'))
@@ -276,7 +277,7 @@ class Processing:
     async def _drain(self, partitions: Collection[Partition], timeout: float) -> None:
         """Wait for the messages of partitions that are in work; cancel them after a while."""
         try:
-            async with asyncio.timeout(timeout):
+            async with time_limit(timeout):
                 while self._workers.are_in(partitions):
                     await self._wait()
         except TimeoutError:
@@ -337,7 +338,7 @@ class Processing:
     async def _keep_storing(self) -> None:
         while self._error is None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval or None):
+                async with time_limit(self._interval or None):
                     await self._is_due.wait()
             self._is_due.clear()
             try:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable
 from time import monotonic
 from typing import Any, Protocol
 
+from ..time_limits import time_limit
 from ._partition import Block, Item, Partition, Waiting
 
 TURN = 0.004  # seconds for which messages are worked on before other tasks run
@@ -25,7 +26,7 @@ def limited(work: Work, timeout: float) -> Work:
 
     async def call(message: Any) -> None:
         try:
-            async with asyncio.timeout(timeout) as limit:
+            async with time_limit(timeout) as limit:
                 await work(message)
         except TimeoutError as ex:
             if limit.expired():

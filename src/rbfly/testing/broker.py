@@ -15,6 +15,7 @@ from ..checks import check_binding_keys, check_folder, check_integer, check_time
 from ..error import ArgumentError, StreamDoesNotExist, counted, protocol_error
 from ..protocol.commands import Create, CreateSuperStream
 from ..protocol.const import ResponseCode
+from ..time_limits import time_limit
 from ..types import AMQPBody
 from .arguments import Crash, Refused
 from .cluster import Binding, Bindings, Cluster
@@ -261,7 +262,7 @@ class StreamBroker(FaultMethods):
 
         self._call(watchers.append, stored)
         try:
-            async with asyncio.timeout(timeout or None):
+            async with time_limit(timeout or None):
                 self._call(stored)
                 await reached.wait()
         except TimeoutError:

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable
 
 from ...error import RbFlyError
-from ...net.limits import time_limit
 from ...net.observer import facts
 from ...net.registration import Registration
 from ...protocol._cursor import MessageCursor
+from ...time_limits import time_limit
 from .._offsets.queries import delivers_chunks, end_of_messages, request_stats
 from .._waiting import cancel
 from .stall import DeliveryStall

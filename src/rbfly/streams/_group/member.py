@@ -29,7 +29,6 @@ from ...error import (
     about,
 )
 from ...net.connection import Connection
-from ...net.limits import time_limit, time_limit_at
 from ...net.observer import Observer, check_transition, facts
 from ...net.registration import Registration
 from ...net.retry import backoff
@@ -38,6 +37,7 @@ from ...protocol._cursor import MessageCursor
 from ...protocol._identity import LastChunk
 from ...protocol.offset import OFFSET_MAX, Offset, OffsetSource, OffsetType
 from ...protocol.start import BY_END
+from ...time_limits import time_limit, time_limit_at
 from .._offsets.gaps import GapCheck
 from .._offsets.last_messages import chunk_ids
 from .._offsets.queries import (

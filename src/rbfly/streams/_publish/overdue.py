@@ -13,12 +13,12 @@ from typing import Any, Literal, Protocol, cast
 
 from ...error import RbFlyError, counted
 from ...net.connection import PING, Connection
-from ...net.limits import time_limit
 from ...net.observer import Observer, facts
 from ...net.outage_log import listed
 from ...net.registration import Registration
 from ...net.waiting import outcome
 from ...protocol._publish import PublishWindow
+from ...time_limits import time_limit
 from ._core import PublisherCore
 
 BrokerState = Literal['answers', 'blocked', 'silent']

@@ -20,7 +20,7 @@ from ...error import (
     of_callback,
     set_fields,
 )
-from ...net.limits import time_limit
+from ...time_limits import time_limit
 from .._waiting import TURN, is_foreign, let_others_run
 from ..types import MessageCtx
 from ._confirm import ConfirmGroup

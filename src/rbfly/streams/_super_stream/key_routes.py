@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from ...error import ConfirmTimeout, NoRouteError, PublisherError, RbFlyError, WindowTimeout
 from ...net.cluster import Cluster
-from ...net.limits import time_limit_at
 from ...net.waiting import outcome
+from ...time_limits import time_limit_at
 from .._admin.partitions import query_route, retried
 from ._routing import PublishTarget, Router
 from .partitions import PublishPartitions

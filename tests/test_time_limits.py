@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.limits import Reliable, time_limit, time_limit_at
 from rbfly.testing import StreamBroker
+from rbfly.time_limits import Reliable, time_limit, time_limit_at
 
 
 def limit_at_now() -> Any:
