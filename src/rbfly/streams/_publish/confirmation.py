@@ -79,7 +79,7 @@ class Confirmation(asyncio.Future[None]):
             self._number = self._failures.add(error)
 
     def _send(self) -> None:
-        """Send the message now if nothing is in flight: the task submits no more before it waits."""
+        """Write the message now if nothing is in flight: the task submits no more for now."""
         if self._core.scheduled:
             self._core.schedule()
 
