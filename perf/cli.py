@@ -23,6 +23,7 @@ examples:
   python -m perf --scenario sizes,latency    two of the studies
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
   python -m perf --resume                    resume the latest run
+  python -m perf --repeat FILE               repeat the run of a result file
   python -m perf cost --rounds 30            what a million messages cost
   python -m perf compare old.jsonl.xz new.jsonl.xz
   python -m perf report run.jsonl.xz         write doc/internals/performance.rst
@@ -91,9 +92,16 @@ def parser() -> argparse.ArgumentParser:
         metavar='A,B',
         help=f'any of {", ".join(lanes.SCENARIOS)}; default: all',
     )
+    run.add_argument(
+        '--repeat',
+        type=Path,
+        metavar='FILE',
+        help='repeat a run: the lanes, rounds, numbers of messages and seed of its result file',
+    )
     add_run_options(run)
 
     cost = command('cost', do_cost, 'measure what a million messages cost')
+    cost.set_defaults(repeat=None)
     add_run_options(cost)
 
     compare = command('compare', do_compare, 'compare two result files')

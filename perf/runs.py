@@ -13,6 +13,7 @@ from .results import Results, Settings, Writer, read
 
 ROUNDS = 100
 QUICK_ROUNDS = 10
+CHOOSING = ('scenario', 'lanes', 'rounds', 'scale', 'seed', 'quick', 'full', 'resume')
 
 
 def counts(args: argparse.Namespace, kinds: set[str]) -> dict[str, int]:
@@ -34,23 +35,40 @@ def results_folder() -> Path:
     return environment.folder() / 'perf' / 'results'
 
 
+def chosen(args: argparse.Namespace) -> Settings:
+    """The settings that the options choose."""
+    selected = lanes.select(args.lanes, args.scenario)
+    return Settings(
+        rounds=args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS),
+        seed=random.SystemRandom().randrange(10**9) if args.seed is None else args.seed,
+        counts=counts(args, {lane.kind.name for lane in selected}),
+        lanes=[lane.name for lane in selected],
+    )
+
+
+def repeated(args: argparse.Namespace) -> Settings:
+    """The settings of the run to repeat, without lanes that no longer exist."""
+    for name in CHOOSING:
+        value = getattr(args, name)
+        if value is not False and value not in (None, [], {}):
+            raise UsageError(f'--repeat uses the settings of the file; leave out --{name}')
+    settings = read(args.repeat).settings
+    names = [name for name in settings.lanes if name in lanes.LANES]
+    if not names:
+        raise CommandError(f'cannot repeat {args.repeat}: its lanes no longer exist')
+    kinds = {lanes.find(name).kind.name for name in names}
+    numbers = {kind: count for kind, count in settings.counts.items() if kind in kinds}
+    return replace(settings, lanes=names, counts=numbers)
+
+
 def begin(args: argparse.Namespace) -> tuple[Path, Settings, list[dict[str, str]]]:
     """Result file and settings of a new run, and the lanes that cannot run."""
-    chosen = lanes.select(args.lanes, args.scenario)
-    left_out = [
-        {'lane': lane.name, 'reason': reason} for lane in chosen if (reason := lanes.missing(lane))
-    ]
-    absent = {item['lane'] for item in left_out}
-    names = [lane.name for lane in chosen if lane.name not in absent]
-    seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
-    settings = Settings(
-        rounds=args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS),
-        seed=seed,
-        counts=counts(args, {lane.kind.name for lane in chosen}),
-        lanes=names,
-    )
+    settings = repeated(args) if args.repeat else chosen(args)
+    reasons = {name: lanes.missing(lanes.find(name)) for name in settings.lanes}
+    left_out = [{'lane': name, 'reason': reason} for name, reason in reasons.items() if reason]
+    names = [name for name, reason in reasons.items() if not reason]
     path = args.out or results_folder() / f'{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl'
-    return path, settings, left_out
+    return path, replace(settings, lanes=names), left_out
 
 
 def resumed(args: argparse.Namespace) -> Results:
@@ -92,7 +110,7 @@ def do_run(args: argparse.Namespace) -> int:
     from . import store
 
     earlier = None
-    if args.resume:
+    if args.resume and not args.repeat:
         earlier = resumed(args)
         path, settings = earlier.path, earlier.settings
         left_out: list[dict[str, str]] = []

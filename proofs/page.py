@@ -1,6 +1,7 @@
 """The page of proofs, as reStructuredText, created only from their result files."""
 
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ Result = dict[str, Any]
 # entries of `found` that the page shows elsewhere or that mean nothing to readers
 OMITTED = ('proxies', 'seconds')
 STYLE = 'perf perf-text'
+CODE_WIDTH = 84
 INTRODUCTION = (
     'A proof is a command that publishes or consumes messages while connections, brokers or'
     ' callers fail. Its seed determines all random choices. A proof *holds* if all of its'
@@ -103,7 +105,7 @@ def section(result: Result) -> Iterator[str]:
     series = broker(result).partition(' ')[2].rpartition('.')[0]
     if series in RabbitMQ.versions[1:]:  # the first is what is started if none is named
         words = f'{RabbitMQ.version_variable}={series} {words}'
-    yield from ('.. code-block:: sh', '', f'   {words}', '')
+    yield from ('.. code-block:: sh', '', *folded(words), '')
     claims = [
         [plain(item['what']), 'yes' if item['holds'] else '**no**', plain(item['detail'])]
         for item in result['checks']
@@ -119,6 +121,21 @@ def section(result: Result) -> Iterator[str]:
     ]
     if rows:
         yield from table(['measured', ''], rows, STYLE)
+
+
+def folded(command: str) -> Iterator[str]:
+    """The lines of a code block with a command, which breaks before its options."""
+    whole = command.replace(' ', '\0').replace('\0--', ' --')  # an option stays with its value
+    *most, last = textwrap.wrap(
+        whole,
+        CODE_WIDTH,
+        initial_indent='   ',
+        subsequent_indent='       ',
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in (*(f'{line} \\' for line in most), last):
+        yield line.replace('\0', ' ')
 
 
 def format_value(value: Any) -> str:

@@ -15,7 +15,7 @@ if sys.platform == 'linux':  # they use pseudo-terminals, and `rbfly tail` uses 
     TESTS.append('tests/cli')
 # These need a compiler, or libraries that have no wheels for some systems.
 WITHOUT = ['cimport', 'foreign_messages', 'foreign_values', 'proton']
-WITHOUT_TEST = 'tests/streams/test_user_programs.py::test_migration_from_aiokafka'
+WITHOUT_TEST = 'tests/streams/test_migration.py::test_migration_from_aiokafka'
 SELECTED = 'not long and not examples'  # examples need what their pages install
 
 

@@ -1,9 +1,10 @@
 """The performance page, as reStructuredText."""
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Any
 
-from .. import environment, lanes, stats
+from .. import environment, stats
 from ..lanes import Kind
 from ..stats import Interval
 from .cost import costs
@@ -275,7 +276,9 @@ def numbers(report: Report, kinds: Sequence[Kind], axis: str = '') -> Iterator[s
         count = report.of_kind(kinds[0].name)[0].run.settings.counts[kinds[0].name]
         yield from paragraph(f'{count:,} messages per round.')
     head += ['rate, RbFly ÷ lane', 'CPU, RbFly ÷ lane', *(['rate, ÷ plain'] if secure else [])]
-    yield from table(head, rows)
+    used = [any(row[i] for row in rows) for i in range(len(head))]  # no ratios without other lanes
+    head, *rows = [list(compress(row, used)) for row in (head, *rows)]
+    yield from table(head, rows, 'perf-numbers perf-axis' if axis else 'perf-numbers')
 
 
 def size_of(kind: Kind) -> int:
@@ -309,30 +312,10 @@ def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
                 histogram = lane.histogram(what)
                 row += [f'{histogram.quantile(q) * 1000:.2f}' for q in QUANTILES.values()]
             rows.append([*row, f'{len(lane.values("late"))} of {lane.rounds}'])
-    yield from table([*head, 'late rounds'], rows)
+    yield from table([*head, 'late rounds'], rows, 'perf-numbers perf-axis')
 
 
 # -- how
-
-
-def command(run: Run) -> str:
-    """The command that repeats the run."""
-    counts, kinds = run.settings.counts, run.kinds
-    scenarios = list(dict.fromkeys(kind.scenario for kind in kinds.values()))
-    words = ['python -m perf', f'--scenario {",".join(scenarios)}']
-    words += [f'--rounds {run.settings.rounds}', f'--seed {run.settings.seed}']
-    scales = {name: counts[name] / kind.full for name, kind in kinds.items()}
-    scale = [
-        f'{name}={scales[name]:g}'
-        for name, kind in kinds.items()
-        if counts[name] != kind.count(scales.get(kind.like, kind.scale))
-    ]
-    if scale:
-        words.append(f'--scale {",".join(scale)}')
-    selected = {*run.lanes, *run.absent}
-    if selected != {lane.name for lane in lanes.select([], scenarios)}:
-        words.append(f'--lanes {",".join(sorted(selected))}')
-    return ' \\\n       '.join(words)
 
 
 def method(report: Report) -> Iterator[str]:
@@ -342,8 +325,7 @@ def method(report: Report) -> Iterator[str]:
         ' checkout:'
     )
     yield from ('.. code-block:: sh', '')
-    for run in report.runs:
-        yield from (f'   {line}' for line in command(run).split('\n'))
+    yield from (f'   python -m perf --repeat {run.label}' for run in report.runs)
     yield ''
     yield from bullets(METHOD)
     yield from paragraph('The result files:')
@@ -380,10 +362,20 @@ def facts(about: dict[str, Any]) -> dict[str, str]:
 def surroundings(report: Report) -> Iterator[str]:
     """Machine, versions, and what changed before a run was resumed."""
     yield from heading('Environment')
-    found = [facts(run.environment) for run in report.runs]
-    names = dict.fromkeys(name for texts in found for name in texts)
-    rows = [[plain(name), *(plain(texts.get(name, '')) for texts in found)] for name in names]
-    yield from table(['', *(code(run.label) for run in report.runs)], rows, 'perf perf-text')
+    found = {run.results.path.name: facts(run.environment) for run in report.runs}
+    names = dict.fromkeys(name for texts in found.values() for name in texts)
+    rows = []
+    for name in names:
+        files: dict[str, list[str]] = {}
+        for file, texts in found.items():
+            if name in texts:
+                files.setdefault(texts[name], []).append(file)
+        first = plain(name)
+        for text, same in files.items():
+            where = 'all' if len(same) == len(found) else ', '.join(map(code, same))
+            rows.append([first, plain(text), where])
+            first = ''
+    yield from table(['', 'value', 'result files'], rows, 'perf perf-text')
     resumed = []
     for run in report.runs:
         for later in run.results.resumed:

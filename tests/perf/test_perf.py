@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -473,6 +473,38 @@ def test_resume_continues_the_latest_run(tmp_path: Path, monkeypatch: pytest.Mon
     filled(tmp_path / '20260101-000000.jsonl', {})
     filled(tmp_path / '20260102-000000.jsonl', {})
     assert runs.resumed(parse('--resume')).path.name == '20260102-000000.jsonl'
+
+
+def test_repeat_uses_the_settings_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / 'r.jsonl'
+    counts = {**SETTINGS.counts, 'kind-of-old': 7}
+    settings = replace(SETTINGS, lanes=[*SETTINGS.lanes, 'lane-of-old'], counts=counts)
+    filled(path, {}, settings)
+    found, repeated, left_out = runs.begin(parse('--repeat', str(path), '--out', 'new.jsonl'))
+    assert found == Path('new.jsonl')
+    absent = {item['lane'] for item in left_out}
+    lanes_left = [name for name in SETTINGS.lanes if name not in absent]
+    assert repeated == replace(SETTINGS, lanes=lanes_left)
+
+
+def test_repeat_refuses_lanes_that_no_longer_exist(tmp_path: Path) -> None:
+    path = tmp_path / 'r.jsonl'
+    filled(path, {}, replace(SETTINGS, lanes=['lane-of-old']))
+    with pytest.raises(CommandError, match='its lanes no longer exist'):
+        runs.begin(parse('--repeat', str(path)))
+
+
+@pytest.mark.parametrize(
+    'option', ['--scenario=publish', '--lanes=rbfly', '--rounds=4', '--seed=0', '--scale=0.1',
+               '--quick', '--full', '--resume'],
+)  # fmt: skip
+def test_repeat_refuses_other_settings(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / 'r.jsonl'
+    filled(path, {})
+    assert cli.main(['--repeat', str(path), option]) == 2
+    assert f'leave out {option.partition("=")[0]}' in capsys.readouterr().err
 
 
 def test_help_needs_only_the_standard_library() -> None:

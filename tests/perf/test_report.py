@@ -295,12 +295,13 @@ def test_page_contains_the_goals(tmp_path: Path) -> None:
 # -- repeating the run
 
 
-def test_command_on_the_page_repeats_the_run(tmp_path: Path) -> None:
-    text = page(tmp_path)
-    found = re.search(r'^   python -m perf \\\n((?: {10}.*\n)+)', text, re.M)
+def test_command_on_the_page_repeats_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = re.search(r'^   python -m perf (.*)$', page(tmp_path), re.M)
     assert found is not None
-    words = found[1].replace('\\\n', ' ').split()
-    args = cli.parser().parse_args(['run', *words])
+    monkeypatch.chdir(tmp_path)  # the file is not in the checkout: the page has only its name
+    args = cli.parser().parse_args(['run', *found[1].split()])
     _, settings, left_out = runs.begin(args)
     header = load()[0]
     assert settings.rounds == header['settings']['rounds']
@@ -317,6 +318,17 @@ def test_page_tells_what_changed_before_a_run_was_resumed(tmp_path: Path) -> Non
 
     text = prose(page(tmp_path, resume))
     assert 'was resumed 2026-01-02 00:00:00 UTC; changes: cpus: 8 and 16' in text
+
+
+def test_environment_names_the_files_that_differ(tmp_path: Path) -> None:
+    def other(records: list[Record]) -> None:
+        records[0]['environment']['cpu'] = 'another processor'
+
+    text = compose(report.Report.read([SYNTHETIC, write_changed(tmp_path, other)]))
+    environment = text.partition('\nEnvironment\n')[2]
+    assert row(environment, 'python') == ['CPython 3.11.7', 'all']
+    assert row(environment, 'cpu')[1] == f'``{SYNTHETIC.name}``'
+    assert '     - another processor\n     - ``synthetic-results.jsonl``\n' in environment
 
 
 def test_page_contains_no_absolute_path(tmp_path: Path) -> None:

@@ -228,8 +228,10 @@ async def test_group_without_an_active_member_goes_on() -> None:
             each = await stack.enter_async_context(rbs.streams_client(broker.uri))
             ends.append((each.super_stream('orders'), Stream(each, 'target')))
         running = [
-            asyncio.create_task(pipe(*both, same, name='job', interval=1, stranded_after=15))
-            for both in ends
+            asyncio.create_task(
+                pipe(source, target, same, name='job', interval=1, stranded_after=15)
+            )
+            for source, target in ends
         ]
         broker.publish('orders-0', 0)
         await broker.wait_for('target', 1)

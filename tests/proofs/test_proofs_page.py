@@ -54,8 +54,21 @@ def test_command_on_the_page_repeats_the_run(tmp_path: Path) -> None:
     text = page(tmp_path, result(tmp_path, messages=500, by='flush', unnamed=True))
     found = re.search(r'python -m proofs (publish-cuts .*?--unnamed)', text)
     assert found is not None
-    args = cli.parser().parse_args(found[1].split())
+    args = cli.parser().parse_args(found[1].replace('\\ ', '').split())
     assert (args.seed, args.messages, args.cuts, args.by) == (7, 500, 50, 'flush')
+
+
+def test_long_command_breaks_before_options(tmp_path: Path) -> None:
+    path = result(tmp_path, 'consume-nodes', '4.3.6', messages=1_000_000, cuts=6, how='partition')
+    page(tmp_path, path)
+    lines = (tmp_path / 'proofs.rst').read_text().splitlines()
+    first = lines.index('.. code-block:: sh') + 2
+    command = lines[first : lines.index('', first)]
+    assert len(command) > 1
+    assert max(map(len, command)) <= 88
+    assert all(line.endswith(' \\') for line in command[:-1])
+    assert all(line.strip().startswith('--') for line in command[1:])
+    assert not command[-1].endswith('\\')
 
 
 def test_page_and_command_name_the_broker(tmp_path: Path) -> None:

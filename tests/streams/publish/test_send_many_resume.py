@@ -150,16 +150,21 @@ async def test_connections_are_lost(
 class World:
     """A broker in memory, and a documented program that sends to it."""
 
-    def __init__(self, broker: StreamBroker, program: Program) -> None:
+    def __init__(
+        self, broker: StreamBroker, program: Program, progress: rbs.SendProgress | None = None
+    ) -> None:
         self.broker = broker
         self.said = program.said
+        self.progress = progress or rbs.SendProgress()
         self.errors: list[BaseException] = []
         self.cancel: Callable[[], object]
 
     async def timed_out(self) -> None:
-        """Wait until the program resumes after another timeout."""
+        """Wait until `send_many` times out, or the program waits for the rest of such a call."""
         n = len(self.said)
-        await until(lambda: len(self.said) > n, 'send_many has timed out')
+        await until(
+            lambda: len(self.said) > n or bool(self.progress.unknown), 'send_many has timed out'
+        )
 
     async def failed(self, before: int) -> None:
         """Wait until another call has ended with an error."""
@@ -262,7 +267,7 @@ async def test_faults(name: str | None, fault: Fault, seconds: str, window: int)
         ) as publisher:
             for turn in range(2):
                 sending = Sending(publisher, bodies(), seconds)
-                world = World(broker, sending.program)
+                world = World(broker, sending.program, sending.progress)
                 world.errors, world.cancel = sending.errors, lambda: sending.call.cancel()  # noqa: B023
                 await broker.wait_for('s', turn * COUNT + COUNT // 10, raw=True)
                 await fault(world)
