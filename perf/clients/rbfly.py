@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -382,6 +383,26 @@ class AtFixedRate(OpenLoop):
         await self.stack.aclose()
 
 
+class SubmitAtFixedRate(AtFixedRate):
+    """Each tick, a task calls `Publisher.submit` for all due messages."""
+
+    def send(self, first: int, end: int) -> None:
+        self.spawn(self.submit(range(first, end)))
+
+    async def submit(self, indices: range) -> None:
+        submit = self.publisher.submit
+        for index in indices:
+            confirm = await submit(self.bodies[index])
+            confirm.add_done_callback(partial(self.on_confirm, index))
+
+    def on_confirm(self, index: int, confirm: 'asyncio.Future[None]') -> None:
+        if error := confirm.exception():
+            assert isinstance(error, Exception)
+            self.fail(error)
+        else:
+            self.confirmed(index)
+
+
 MAKE: dict[str, type[Work]] = {
     'single': Single,
     'gaps': Gaps,
@@ -399,10 +420,15 @@ READ = {'bodies': Consume, 'batches': ConsumeBatches, 'messages': ConsumeMessage
 
 
 def make(
-    kind: Kind, target: Target, read: str = 'bodies', atomic: bool = False, **options: Any
+    kind: Kind,
+    target: Target,
+    read: str = 'bodies',
+    atomic: bool = False,
+    submits: bool = False,
+    **options: Any,
 ) -> Work:
     if not kind.stored:
-        way = Atomic if atomic else MAKE[kind.work]
+        way = Atomic if atomic else SubmitAtFixedRate if submits else MAKE[kind.work]
         return way(kind, target, **options)
     if kind.stored.value and MESSAGES[kind.stored.value].app_properties:
         read = 'messages'  # iterating over bodies does not read properties

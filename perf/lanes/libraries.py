@@ -14,6 +14,7 @@ LIBRARIES = {
         Library('rbfly', 'RbFly', (DISTRIBUTION,)),
         Library('rbfly-amqp', 'RbFly (AMQP)', (DISTRIBUTION,)),
         Library('rbfly-raw', 'RbFly (raw bytes)', (DISTRIBUTION,)),
+        Library('rbfly-submit', 'RbFly (submit)', (DISTRIBUTION,)),
         Library('rbfly-atomic', 'RbFly (send_atomic)', (DISTRIBUTION,)),
         Library('rbfly-batches', 'RbFly (batches)', (DISTRIBUTION,)),
         Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
@@ -290,6 +291,14 @@ USES = (
         'rbfly',
         'percentiles/',
         '`Publisher.send` in one task per message; another client consumes with `async for`',
+    ),
+    use(
+        'rbfly-submit',
+        'rbfly',
+        'percentiles/',
+        '`Publisher.submit` of all due messages in one task, with `add_done_callback`; another'
+        ' client consumes with `async for`',
+        submits=True,
     ),
     use(
         'rstream',

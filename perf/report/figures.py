@@ -11,6 +11,7 @@ COLOURS = {
     'rbfly': '#D55E00',
     'rbfly-amqp': '#D55E00',
     'rbfly-raw': '#E69F00',
+    'rbfly-submit': '#E69F00',
     'rbfly-atomic': '#E69F00',
     'rbfly-batches': '#E69F00',
     'rbfly-messages': '#F0E442',

@@ -385,6 +385,7 @@ async def test_ping_does_not_use_a_connection_with_unconfirmed_messages() -> Non
     ):
         await asyncio.sleep(1000)
         await publisher.submit('x')
+        await until(lambda: bool(held), 'the message is sent')
         opened = len(fake.connections)
         for _ in range(2):
             await client.ping()

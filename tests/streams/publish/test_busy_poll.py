@@ -186,6 +186,7 @@ async def test_does_not_poll_on_a_closed_connection(
         publisher = await context.__aenter__()
         broker.withhold_confirms()
         confirmation = await publisher.submit(b'a')
+        await asyncio.sleep(0)  # the end of the turn
         assert poll_of(publisher).is_polling
         if end == 'abort':
             publisher._abort(rbs.PublisherError('closed by the test'))

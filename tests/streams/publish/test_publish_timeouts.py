@@ -133,6 +133,7 @@ async def test_submit_with_a_timeout_of_0_sends_if_there_is_capacity() -> None:
     sending = publisher.submit(b'x', timeout=0)
     with pytest.raises(StopIteration) as returned:
         sending.send(None)
+    await asyncio.sleep(0)  # the end of the turn
     assert connection.ids() == [[0]]
     connection.paused = True
     sending = publisher.submit(b'y', timeout=0)

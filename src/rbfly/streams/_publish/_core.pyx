@@ -233,8 +233,8 @@ cdef class PublisherCore:
             raise wrong_loop('the publisher')
         return 0
 
-    cdef ConfirmFuture _begin(self, object message):
-        # Returns what to await; None if there is no capacity.
+    cdef bint _is_ready(self) except -1:
+        # False if the next message has to wait for capacity.
         cdef PublishWindow window = self.window
         cdef SemaphoreState capacity = self.capacity
         # `_run` runs tasks in the loop.
@@ -242,15 +242,13 @@ cdef class PublisherCore:
             self.check_loop()
         if not self.accepts:
             self._check()
-        if (
+        return not (
             self.undeclared
             or window.in_flight + window.queued >= window.max_unconfirmed
             or capacity.reserved
             or capacity.waiting
             or self.connection is not None and self.connection.paused
-        ):
-            return None
-        return self._put(message)
+        )
 
     cdef int _check(self) except -1:
         if self.session is None:
@@ -368,17 +366,24 @@ cdef class PublisherCore:
         return withdrawn
 
     cpdef int schedule(self) except -1:
-        """Write at once if nothing is in flight; else at the end of this turn of the loop.
+        """Write at once if nothing is in flight; else as `defer`."""
+        if self.window.in_flight == 0 and not self.wakeups.gathering:
+            return self.write()
+        return self.defer()
 
-        Of several tasks whose confirms arrived together, others may send to the same stream.
+    cpdef int defer(self) except -1:
+        """Write at the end of this turn of the loop, or at once if there is a full frame.
+
+        Until then, this task and others whose confirms arrived together may send more messages.
         """
         cdef PublishWindow window = self.window
-        if self.wakeups.gathering and window.queued < window.frame_entries:
-            if not self.scheduled:
-                self.wakeups.hold(self)
-        elif window.in_flight == 0 or window.queued >= window.frame_entries:
+        if window.queued >= window.frame_entries:
             self.write()
-        elif not self.scheduled:
+        elif self.scheduled:
+            pass
+        elif self.wakeups.gathering:
+            self.wakeups.hold(self)
+        else:
             self.scheduled = True
             self.loop.call_soon(self.write)
         return 0
@@ -421,7 +426,11 @@ cdef class PublisherCore:
                     for wait in (<ConfirmGroup> waiter).waits:
                         self._confirm(<ConfirmFuture> wait)
                 else:
-                    self._settle(waiter)
+                    future = (<ConfirmWaiter> waiter).future
+                    if type(future) is list or future is None:
+                        self._settle(waiter)
+                    elif not future.done():
+                        future.set_result(None)
         finally:
             if n < len(done):       # e.g. KeyboardInterrupt
                 self.loop.call_soon(self.on_settled, done[n:])
@@ -496,7 +505,17 @@ cdef class FastPublisher:
         """Put a message into the window; return what to await, or None for lack of capacity."""
         if self._core is None:
             fail_not_open()
-        return self._core._begin(message)
+        return self._core._put(message) if self._core._is_ready() else None
+
+    @cython.binding(False)
+    def _is_ready(self):
+        """True if the window has capacity for a message, and no other message waits for it.
+
+        :raises RbFlyError: the publisher takes no messages.
+        """
+        if self._core is None:
+            fail_not_open()
+        return self._core._is_ready()
 
     @cython.binding(False)
     def _put(self, message):

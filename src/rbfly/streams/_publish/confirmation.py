@@ -47,13 +47,15 @@ class Confirmation(asyncio.Future[None]):
         super().__init__(loop=core.loop)
         self._failures = failures
         self._number = 0  # of the failure
+        self._core = core
         self.publish_id = core.window.put(message, self)
 
     def __await__(self) -> Generator[Any, None, None]:
-        if not self.done() and (
-            asyncio._get_running_loop() is not self.get_loop() or os.getpid() != self._failures.pid
-        ):
-            raise wrong_loop('the confirmation')
+        if not self.done():
+            running = asyncio._get_running_loop()
+            if running is not self.get_loop() or os.getpid() != self._failures.pid:
+                raise wrong_loop('the confirmation')
+            self._send()
         self._see()
         return super().__await__()
 
@@ -76,6 +78,11 @@ class Confirmation(asyncio.Future[None]):
         if not self.seen:
             self._number = self._failures.add(error)
 
+    def _send(self) -> None:
+        """Write the message now if nothing is in flight: the task submits no more for now."""
+        if self._core.scheduled:
+            self._core.schedule()
+
     def _see(self) -> None:
         if not self.seen:
             self.seen = True
@@ -95,6 +102,10 @@ class JoinedConfirmation(Confirmation):
         self._left = len(parts)
         for part in parts:
             part.add_done_callback(self._on_done)
+
+    def _send(self) -> None:
+        for part in self._parts:
+            part._send()
 
     def _on_done(self, part: asyncio.Future[None]) -> None:
         self._left -= 1

@@ -37,7 +37,7 @@ from .session import PublisherSession
 class Publisher(FastPublisher, BasePublisher):
     """Sends messages to a stream; safe to use from many tasks at once.
 
-    `send`, `submit` and `send_many` send messages at once; `batch` queues them for `flush`.
+    `send`, `submit` and `send_many` send messages; `batch` queues them for `flush`.
     Messages of a task leave in the order of its calls.  :meth:`StreamsClient.publisher` creates a
     publisher.
 
@@ -244,6 +244,8 @@ class Publisher(FastPublisher, BasePublisher):
         """Send a message without waiting for its confirm; wait only until the window has capacity.
 
         To wait for the confirm, await the result: `await (await publisher.submit(message))`.
+        Messages that are submitted in one turn of the event loop share frames.  An idle publisher
+        writes the frame at the end of the turn, or once a task awaits one of the confirms.
         If the program never retrieves the result of a future that failed, `close` raises its error.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
@@ -256,17 +258,18 @@ class Publisher(FastPublisher, BasePublisher):
         :raises MessageTooLarge: the message does not fit into a frame.
         :raises WindowTimeout: the window had no capacity in time; the message was not sent.
         """
-        until = end_of(timeout)
-        session, core = self._session, self._core
-        session.check()
-        if not await session.wait_capacity(1, until):
-            raise session.window_timeout(timeout)
+        if timeout is not None or not self._is_ready():
+            until = end_of(timeout)
+            self._session.check()
+            if not await self._session.wait_capacity(1, until):
+                raise self._session.window_timeout(timeout)
+        core = self._core
         try:
             confirmation = Confirmation(message, core, self._failures)
         except BaseException:
             core.capacity.grant()  # the capacity that this message does not need
             raise
-        core.schedule()
+        core.defer()
         return confirmation
 
     async def send_many(

@@ -210,6 +210,10 @@ class PublisherSession(Owner):
         self._give_up(error)
         self.age.clear()
 
+    def on_disconnect(self) -> None:
+        if self.core.scheduled:  # before the client asks the broker to close the connection
+            self.core.write()
+
     def on_resume(self) -> None:
         self.core.write()
         self._note_sent()
