@@ -1,7 +1,7 @@
 # Encode and decode whole messages.  No ABI promise between releases.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport OutBuffer, out_reserve, store_u32
 from rbfly.amqp._layout cimport DATA8
@@ -26,19 +26,23 @@ cdef int put_long_data(OutBuffer *out, object body) except -1
 
 
 cdef enum:
-    SHORT = 255         # longest data section whose size takes one byte
+    SHORT = 255         # longest bytes or text whose size takes one byte
     SHORT_HEAD = 5      # bytes before it
+
+
+# Size of a message that is only a section of `n` bytes of data or of text.
+cdef inline Py_ssize_t section_size(Py_ssize_t n) noexcept:
+    return n + SHORT_HEAD if n <= SHORT else n + 8
 
 
 # Size of exact bytes as a message with one data section.
 cdef inline Py_ssize_t data_size(object body) noexcept:
-    cdef Py_ssize_t n = PyBytes_GET_SIZE(body)
-    return n + SHORT_HEAD if n <= SHORT else n + 8
+    return section_size(PyBytes_GET_SIZE(body))
 
 
-# Write what precedes `n` bytes, at most SHORT, in a data section; return its end.
-cdef inline uint8_t *store_short_head(uint8_t *p, Py_ssize_t n) noexcept:
-    store_u32(p, DATA8)
+# Write the head, DATA8 or TEXT8, of a section of `n` bytes, at most SHORT; return its end.
+cdef inline uint8_t *store_short_head(uint8_t *p, uint32_t head, Py_ssize_t n) noexcept:
+    store_u32(p, head)
     p[4] = <uint8_t> n
     return p + SHORT_HEAD
 
@@ -50,7 +54,7 @@ cdef inline int put_data(OutBuffer *out, object body) except -1:
     if n > SHORT:
         return put_long_data(out, body)
     out_reserve(out, n + SHORT_HEAD)
-    p = store_short_head(out.p, n)
+    p = store_short_head(out.p, DATA8, n)
     rbfly_copy(p, <const uint8_t *> PyBytes_AS_STRING(body), n)
     out.p = p + n
     return 0

@@ -394,12 +394,10 @@ cdef enum:
 
 cdef object encode_section(uint32_t head, const void *data, Py_ssize_t n):
     """A message of a data section or of ASCII text; `head` is how it begins if it is short."""
-    cdef object message = PyBytes_FromStringAndSize(NULL, n + SHORT_HEAD if n <= SHORT else n + 8)
+    cdef object message = PyBytes_FromStringAndSize(NULL, section_size(n))
     cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(message)
     if n <= SHORT:
-        store_u32(p, head)
-        p[4] = <uint8_t> n
-        rbfly_copy(p + SHORT_HEAD, <const uint8_t *> data, n)
+        rbfly_copy(store_short_head(p, head, n), <const uint8_t *> data, n)
     else:
         store_u32(p, head | codes.SIZE32)
         store_u32(p + 4, <uint32_t> n)

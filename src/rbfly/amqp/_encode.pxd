@@ -17,7 +17,7 @@ cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t 
 
 # Leave room for the header of a list, map or array, and return the position after it, which is
 # negative if the header is wide.  The width is a guess from the number of items; close_compound
-# moves the items if the guess was wrong, so open_wide moves what precedes a long value.
+# moves the items if the guess was wrong.  open_wide does so before a long value, which then stays.
 # Inlining both functions saves 4 % of the instructions of nested values.
 cdef inline Py_ssize_t open_compound(OutBuffer *out, Py_ssize_t count) except 0:
     if count > 32:

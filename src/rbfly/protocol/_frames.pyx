@@ -23,6 +23,7 @@ from rbfly._wire cimport (
 )
 from rbfly.amqp._codec cimport SHORT_HEAD, store_short_head
 from rbfly.amqp._decode cimport keep_error
+from rbfly.amqp._layout cimport DATA8
 from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_copy
 from rbfly.amqp._types cimport clip
@@ -282,7 +283,7 @@ cdef class FrameBuilder:
         ):
             return False
         if self.amqp:
-            p = store_short_head(p, size)
+            p = store_short_head(p, DATA8, size)
         rbfly_copy(p, <const uint8_t *> PyBytes_AS_STRING(message), size)
         self.out.p = p + size
         size = self.out.p - start
