@@ -239,7 +239,8 @@ async def test_each_row_of_the_outbox_is_published_once(
     shop.place_orders(3000)
     backup = shutil.copy(shop.path, tmp_path / 'backup.db')
     for _ in range(3):
-        left = shop.table.count() - rng.randrange(1, 1000)
+        # a relay may publish all rows before this test kills it
+        left = max(0, shop.table.count() - rng.randrange(1, 1000))
         async with started(*arguments) as process:
             await until(lambda left=left: shop.table.count() <= left, 'rows are published')  # type: ignore[misc]
             process.kill()
