@@ -82,7 +82,7 @@ cdef class Turn:
 
 @cython.final
 cdef class Sampler:
-    """Records some of many values, at most one in 20 milliseconds.
+    """Records some of many values, at most one in 200 milliseconds.
 
     The time of a value decides, not the value: the recorded ones have the same distribution.
 

@@ -103,7 +103,7 @@ class MetricsExporter(Protocol):
     def on_confirm(self, source: MetricsSource, seconds: float) -> None:
         """The broker has confirmed a frame of messages.
 
-        The event loop calls this for some of the frames: at most one of a client in 20 ms.
+        The event loop calls this for some of the frames: at most one of a client in 200 ms.
 
         :param seconds: time from sending the frame to its last confirm.
         """
@@ -111,7 +111,7 @@ class MetricsExporter(Protocol):
     def on_chunk(self, source: MetricsSource, entries: int) -> None:
         """The broker has delivered a chunk.
 
-        The event loop calls this for some of the chunks: at most one of a client in 20 ms.
+        The event loop calls this for some of the chunks: at most one of a client in 200 ms.
 
         :param entries: number of its entries: messages and sub-entries.
         """
