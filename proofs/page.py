@@ -75,7 +75,13 @@ def compose(results: Sequence[Result]) -> str:
         lines += heading(plain(f'{name}: {title}'))
         for run in runs:
             lines += section(run)
-    return '\n'.join([*lines, *surroundings(results)]).rstrip('\n') + '\n'
+    lines += surroundings(results)
+    lines += heading('Next')
+    lines += paragraph(
+        ':doc:`life` shows what happens to a message in these runs. :doc:`/guides/exactly-once` and'
+        ' :doc:`/guides/outages` say what your program has to do.'
+    )
+    return '\n'.join(lines).rstrip('\n') + '\n'
 
 
 def row(result: Result) -> list[str]:

@@ -111,6 +111,11 @@ def compose(report: Report) -> str:
         'Rates measured on other machines, with other versions or settings, are not comparable:'
     )
     lines += bullets(PUBLISHED)
+    lines += heading('Next')
+    lines += paragraph(
+        ':doc:`why-fast` explains these numbers, :doc:`/guides/speed` says what they mean for your'
+        ' program, and :doc:`measuring` how to repeat them.'
+    )
     return '\n'.join(lines).rstrip('\n') + '\n'
 
 
