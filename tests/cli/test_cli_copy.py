@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import click
 import pytest
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
+from rbfly.cli.connection import Target
+from rbfly.cli.copy import Copy, command, copy
+from rbfly.cli.places import place_of
 from rbfly.testing import StreamBroker
 from tests.command_line import (
     bodies,
@@ -140,6 +144,36 @@ def test_killed_copy_goes_on(broker: RabbitMQ, stream: str, to: str) -> None:
         process.wait()
     assert rbfly('copy', stream, to, RBFLY_URI=broker.uri).returncode == 0
     assert bodies(broker.uri, to) == [*range(50)]
+
+
+@pytest.mark.own_clock
+async def test_copies_go_on_when_the_broker_has_chosen_none() -> None:
+    """As RabbitMQ before 4.1.2 may do when one of two is killed."""
+    job = Copy(
+        source='orders',
+        target='archive',
+        offset=place_of('start'),
+        follow=True,
+        name='job',
+        filter_field=None,
+        sub_entries=None,
+        compression=None,
+        quiet=True,
+    )
+    with click.Context(command):
+        async with StreamBroker(version='4.0') as broker:
+            broker.create_super_stream('orders', partitions=1)
+            broker.create_stream('archive')
+            broker.publish('orders-0', b'a')
+            end = Target(uris=(broker.uri,))
+            running = [asyncio.create_task(copy(end, end, job)) for _ in range(2)]
+            await broker.wait_for('archive', 1)
+            broker.strand('orders-0', 'job')
+            broker.publish('orders-0', b'b')
+            assert await broker.wait_for('archive', 2, timeout=600) == [b'a', b'b']
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 def test_progress_in_a_terminal(broker: RabbitMQ, stream: str, to: str) -> None:

@@ -23,6 +23,8 @@ from .tail import field_of
 from .values import parsed
 
 RECONNECT_TIMEOUT = 60.0  # seconds
+# Seconds.  RabbitMQ before 4.3.4 may choose no other process when one of several is killed.
+STRANDED_AFTER = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,7 @@ async def copy(first: Target, second: Target, job: Copy) -> None:
                     compression=job.compression,
                     offset=start,
                     until=None if job.follow else 'now',
+                    stranded_after=STRANDED_AFTER if job.follow else None,
                     progress=progress,
                 )
         except asyncio.CancelledError:

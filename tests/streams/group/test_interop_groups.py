@@ -15,8 +15,8 @@ from brokers import RabbitMQ
 from perf import programs
 from tests.super_streams import subscribe_to
 
-# Seconds; only a bug makes a test wait that long.  The Java client waits 10 s as it leaves, for each
-# partition whose stored offset differs from its last one, as under load.
+# Seconds; only a bug makes a test wait that long.  As the Java client leaves, it waits 10 s for
+# each partition whose stored offset differs from its last one, which happens under load.
 HANG = 120.0
 PARTITIONS = 3
 OPTIONS: dict[str, Any] = {'commit': 'auto', 'offset': rbs.Offset.FIRST}
