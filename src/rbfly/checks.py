@@ -33,9 +33,9 @@ def check_integer(name: str, value: object, low: int, high: int) -> None:
 
 def check_timeout(name: str, value: object, *, positive: bool = False) -> None:
     """Check a timeout in seconds; None means no limit."""
-    check_type(name, value, int, float, None)
     if value is None:
         return
+    check_type(name, value, int, float, None)
     if not 0 <= value < float('inf'):  # type: ignore[operator]
         raise ArgumentError(f'{name} must be 0 or more seconds, not {value}')
     if positive and not value:

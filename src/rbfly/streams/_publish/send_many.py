@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     Message = AMQPBody | MessageCtx
     Messages = Iterable[Message] | AsyncIterable[Message]
 
+# `isinstance` takes a tuple several times faster than a union made for the call.
+SEQUENCES = (list, tuple)
+SINGLE = (str, bytes, bytearray, memoryview, Mapping, MessageCtx)
 RUN = 200  # messages between two checks of the clock, if they are cheap
 CHECK = 10_000  # the same, while publishing ids are checked
 
@@ -123,6 +126,8 @@ class SendManyCall:
         self._destination = destination
         self._session = destination.session
         self._groups = destination.groups
+        self._error: Exception | None = None  # that has ended the sending
+        self._has_sent = False  # no message is left to take
 
     async def send(
         self, messages: Messages, timeout: float | None, progress: SendProgress | None
@@ -143,6 +148,7 @@ class SendManyCall:
             raise
         finally:
             self._report(progress)
+            self._error = None  # `progress` may refer to this call
         if error is None:
             return progress.taken
         set_fields(error, progress=progress)
@@ -173,30 +179,19 @@ class SendManyCall:
 
     def _report(self, progress: SendProgress) -> None:
         """Tell the caller, for whom `close` then need not do so."""
-        unknown = self._unknown()
-        refused = set(self._destination.skipped)
-        for group in self._groups.values():
+        unknown, refused = set(self._destination.partial), set(self._destination.skipped)
+        progress._sending = None
+        for session, group in self._groups.items():
             if group.unconfirmed is not None:
                 refused.update(group.unconfirmed[0], group.unconfirmed[1])
+                unknown.update(group.unconfirmed[2])
+            if group.remaining:
+                unknown.update(session.core.window.unsettled_of(group))
+                progress._sending = self
             group.reported = True
         progress.taken = self._destination.taken
         progress.refused = sorted(refused.difference(unknown))
         progress.unknown = sorted(unknown)
-        progress._sending = self if self._remaining else None
-
-    def _unknown(self) -> set[int]:
-        """Return the indexes of the messages that may be stored."""
-        unknown = set(self._destination.partial)
-        for session, group in self._groups.items():
-            if group.unconfirmed is not None:
-                unknown.update(group.unconfirmed[2])
-            if group.remaining:
-                unknown.update(session.core.window.unsettled_of(group))
-        return unknown
-
-    @property
-    def _remaining(self) -> bool:
-        return any(group.remaining for group in self._groups.values())
 
     async def _settle(self) -> None:
         """Wait until all messages are confirmed or refused."""
@@ -223,37 +218,45 @@ class SendManyCall:
         self._destination.check()
         if timeout == 0:
             return self._session.no_time()
-        if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
+        if not isinstance(messages, SEQUENCES) and isinstance(messages, SINGLE):
             raise ArgumentTypeError(
                 f'send_many takes an iterable of messages, not a single {type(messages).__name__}'
             )
-        error: Exception | None = None
-        ended = False  # no message is left to take
-        limit = time_limit(timeout or None)
+        if timeout is None:
+            await self._send_and_settle(messages)
+        elif not await self._is_in_time(messages, timeout):
+            return self._late(timeout)
+        failure = self._failure()
+        if failure is None:
+            return self._error
+        if self._error is not None:
+            failure.__cause__ = self._error
+        return failure
+
+    async def _send_and_settle(self, messages: Messages) -> None:
+        try:
+            self._error = await self._send(messages)
+        except RbFlyError as ex:
+            # The publisher has failed, and other calls raise the same error.
+            self._error = copy_error(ex)
+        self._has_sent = True
+        await self._settle()
+
+    async def _is_in_time(self, messages: Messages, timeout: float) -> bool:
+        limit = time_limit(timeout)
         try:
             async with limit:
-                try:
-                    error = await self._send(messages)
-                except RbFlyError as ex:
-                    # The publisher has failed, and other calls raise the same error.
-                    error = copy_error(ex)
-                ended = True
-                await self._settle()
+                await self._send_and_settle(messages)
         except TimeoutError:
             if not limit.expired():
                 raise
-            if not ended or self._remaining:  # else the last confirm came in the same turn
-                return self._late(timeout, error)
+            # The last confirm may have come in the same turn.
+            return self._has_sent and not any(item.remaining for item in self._groups.values())
         finally:
             del limit  # it refers to the task
-        failure = self._failure()
-        if failure is None:
-            return error
-        if error is not None:
-            failure.__cause__ = error
-        return failure
+        return True
 
-    def _late(self, timeout: float | None, error: Exception | None) -> RbFlyError:
+    def _late(self, timeout: float) -> RbFlyError:
         progress = SendProgress()
         self._report(progress)
         text = (
@@ -263,7 +266,7 @@ class SendManyCall:
         if progress.unknown:
             text += '; the others may still be stored'
         failure = self._destination.timed_out(text)
-        failure.__cause__ = error or failure.__cause__
+        failure.__cause__ = self._error or failure.__cause__
         failure.retriable = not progress.taken
         return self._session.or_refusal(failure)
 
@@ -271,7 +274,7 @@ class SendManyCall:
 
     async def _send(self, messages: Messages) -> Exception | None:
         await self._destination.begin(messages)
-        if isinstance(messages, list | tuple):
+        if isinstance(messages, SEQUENCES):
             return await self._send_iter(iter(messages), messages)
         iterator: Any
         is_async = isinstance(messages, AsyncIterable)
@@ -389,7 +392,7 @@ class StreamDestination(Destination):
         return self.session.timed_out(text)
 
     async def begin(self, messages: Messages) -> None:
-        if not isinstance(messages, list | tuple):
+        if not isinstance(messages, SEQUENCES):
             return
         if self._core.undeclared:
             await self.session.wait_declared()
