@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from .. import types
 from .._waiting import NOW, end_of, in_time
 from ..types import MessageCtx
 from ._confirm import ConfirmFuture
-from .confirmation import of_message
+from .confirmation import SEQUENCES, SINGLE, of_message
 from .session import PublisherSession
 
 Message: TypeAlias = 'types.AMQPBody | MessageCtx'
@@ -26,14 +26,14 @@ def as_sequence(messages: Iterable[Message]) -> Sequence[Message]:
     :raises ArgumentTypeError: it is a single message, or not an iterable.
     :raises Exception: an error of the iterator.
     """
-    if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
+    if isinstance(messages, SEQUENCES):
+        return messages
+    if isinstance(messages, SINGLE):
         kind = type(messages).__name__
         raise ArgumentTypeError(f'send_atomic takes an iterable of messages, not a single {kind}')
     if not isinstance(messages, Iterable):
         kind = 'an asynchronous one' if isinstance(messages, AsyncIterable) else repr(messages)
         raise ArgumentTypeError(f'send_atomic takes an iterable of messages, not {kind}')
-    if isinstance(messages, list | tuple):
-        return messages
     try:
         return tuple(islice(messages, ATOMIC_MAX + 1))  # one more, which is refused
     except BaseException as ex:

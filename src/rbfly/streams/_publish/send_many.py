@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..._turn import Turn
@@ -22,21 +22,17 @@ from ...error import (
 )
 from ...time_limits import time_limit
 from .._waiting import TURN, is_foreign, let_others_run
-from ..types import MessageCtx
 from ._confirm import ConfirmGroup
 from ._core import PublisherCore
-from .confirmation import of_iterator, of_message, publish_error
+from .confirmation import SEQUENCES, SINGLE, of_iterator, of_message, publish_error
 from .session import PublisherSession
 
 if TYPE_CHECKING:
-    from ..types import AMQPBody
+    from ..types import AMQPBody, MessageCtx
 
     Message = AMQPBody | MessageCtx
     Messages = Iterable[Message] | AsyncIterable[Message]
 
-# `isinstance` takes a tuple several times faster than a union made for the call.
-SEQUENCES = (list, tuple)
-SINGLE = (str, bytes, bytearray, memoryview, Mapping, MessageCtx)
 RUN = 200  # messages between two checks of the clock, if they are cheap
 CHECK = 10_000  # the same, while publishing ids are checked
 
