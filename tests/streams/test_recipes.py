@@ -89,7 +89,7 @@ class Worker:
 
     def billed(self) -> list[int]:
         """The ids of the orders that were billed."""
-        lines = self.output.read_text().splitlines()
+        lines = self.output.read_text().rpartition('\n')[0].splitlines()  # complete ones
         return [int(line.split()[1]) for line in lines if line.startswith('billed')]
 
     @contextlib.asynccontextmanager
