@@ -48,7 +48,8 @@ def subscribe(client: rbs.StreamsClient, stream: str, **options: Any) -> rbs.Sub
 
 
 async def fill(client: rbs.StreamsClient, stream: str) -> None:
-    async with client.publisher(stream) as publisher:
+    """Store the messages in one chunk: a sub-entry is not split."""
+    async with client.publisher(stream, sub_entry_size=COUNT) as publisher:
         await publisher.send_many(range(COUNT))
 
 
