@@ -290,7 +290,7 @@ async def test_connecting_continues_after_a_message_timeout() -> None:
             for _ in range(3):
                 with pytest.raises(MessageTimeout):
                     await anext(messages)
-            assert len(held) == 1
+            await until(lambda: len(held) == 1, 'the handshake reaches its last step')
             fake.default(*held[0])
             await subscribed(stream)
             await until(lambda: bool(cursor_of(messages).queue.chunks), 'the chunk arrives')

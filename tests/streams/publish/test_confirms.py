@@ -296,6 +296,7 @@ async def test_late_confirms_are_ignored() -> None:
         batch.batch('x')
         with pytest.raises(ConfirmTimeout):
             await batch.flush(timeout=0.02)
+        await until(lambda: publishing_ids(held) == 5, 'all messages are sent')
         late = list(held)
         held.clear()
         batch.batch('y')
