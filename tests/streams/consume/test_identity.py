@@ -258,7 +258,7 @@ def stored(stream: FakeStream) -> int:
 
 
 async def test_no_offset_is_stored_until_the_stream_is_recognized(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, endless_turns: None
 ) -> None:
     """Neither the interval nor the close stores one: the stream may be a new, empty one."""
     stream = stream_of_chunks(1, 1, 1, 1)
