@@ -9,7 +9,7 @@ import rbfly.streams as rbs
 from tests.brokers import until
 from tests.inside import session_of
 
-HANG = 20.0  # seconds; only a bug makes a test wait that long
+HANG = 40.0  # seconds; only a bug makes a test wait that long.  At most 50: a handover_timeout.
 
 NewClient = Callable[[], rbs.StreamsClient]
 

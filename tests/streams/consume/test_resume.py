@@ -756,8 +756,8 @@ async def test_subscriptions_continue_after_a_broker_restart(
                 publisher.batch(i)
             await publisher.flush()
         async with (
-            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=60) as from_start,
-            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=60) as from_next,
+            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=240) as from_start,
+            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=240) as from_next,
         ):
             found = [await anext(from_start) for _ in range(100)]
             waiting = asyncio.ensure_future(anext(from_next))

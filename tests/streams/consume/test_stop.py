@@ -17,7 +17,7 @@ from tests.fake_broker import FakeConnection as Peer
 from tests.fake_subscription import stream_of_chunks
 from tests.inside import session_of
 
-HANG = 20.0  # seconds; only a safeguard
+HANG = 60.0  # seconds; only a safeguard
 COUNT = 20
 TRACKING = rbs.OffsetTracking('reader', every=0, interval=0)  # stores the offset at the end
 
