@@ -66,7 +66,7 @@ async def failure(client: rbs.StreamsClient) -> RbFlyError:
 
 async def test_connection_refused(clean: Snapshot) -> None:
     port = closed_port()
-    client = rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/', connect_timeout=TIMEOUT)
+    client = rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/', connect_timeout=1)
     error = await failure(client)
     assert isinstance(error, StreamConnectionError)
     assert f'127.0.0.1:{port}' in str(error)
