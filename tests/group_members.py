@@ -9,7 +9,7 @@ import rbfly.streams as rbs
 from tests.brokers import until
 from tests.inside import session_of
 
-HANG = 20.0  # seconds; only a bug makes a test wait that long
+HANG = 40.0  # seconds; only a bug makes a test wait that long.  At most 50: a handover_timeout.
 
 NewClient = Callable[[], rbs.StreamsClient]
 
@@ -40,10 +40,15 @@ async def until_active(messages: Any, active: Any = True) -> None:
     await until(lambda: messages.active == active, 'the group has changed')
 
 
-def hand_over_late(messages: Any) -> None:
-    """Let the active members of a super stream wait no longer for the program's messages."""
-    for session in session_of(messages).sessions.values():
-        session._member.group = replace(session._member.group, handover_timeout=0.01)
+def hand_over_late(messages: Any, timeout: float = 0.01) -> None:
+    """Let the active members of a subscription wait only briefly for the program's messages.
+
+    A short `handover_timeout` from the beginning would also limit the time in which they start.
+    """
+    session = session_of(messages)
+    parts = session.sessions.values() if hasattr(session, 'sessions') else [session]
+    for part in parts:
+        part._member.group = replace(part._member.group, handover_timeout=timeout)
 
 
 class Reader:

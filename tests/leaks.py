@@ -7,7 +7,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-SETTLE_TIMEOUT = 5.0  # seconds until closed objects must be gone
+SETTLE_TIMEOUT = 20.0  # seconds until closed objects must be gone
 
 
 def sockets() -> set[str]:

@@ -16,7 +16,7 @@ class Shop:
     async def store(self, order: dict[str, Any]) -> int:
         """Return 201 if the order is stored, 503 if not, 504 if that is unknown."""
         try:
-            await self.publisher.send(order, timeout=0.5)
+            await self.publisher.send(order, timeout=order['patience'])
         except rbs.RbFlyError as ex:
             return 504 if ex.outcome == 'unknown' else 503
         return 201

@@ -172,7 +172,8 @@ async def test_moved_leader() -> None:
 
 async def test_attempts_are_counted_until_the_publisher_gives_up() -> None:
     async with StreamBroker() as broker:
-        client = rbs.streams_client(broker.uri, reconnect_timeout=1.0)
+        # with the usual delays, there might be time for two attempts only
+        client = rbs.streams_client(broker.uri, reconnect_timeout=1.0, backoff=(0.01, 0.1))
         broker.create_stream('orders')
         publisher = await client.publisher('orders')
         found = client.events()

@@ -275,8 +275,9 @@ async def test_messages_count_when_the_program_receives_them(
         assert client.metrics().consumed == 3
         bodies += [(await anext(messages.messages())).body for _ in range(2)]
         assert client.metrics().consumed == 5
-        bodies += await messages.fetch(max_messages=10)
-        assert client.metrics().consumed == 15
+        while len(bodies) < 15:  # the next chunk may not have arrived
+            bodies += await messages.fetch(max_messages=15 - len(bodies))
+            assert client.metrics().consumed == len(bodies)
         assert bodies == [*range(20, 50, 2)] if filtered else [*range(20, 35)]
     assert client.metrics().consumed == 15
     assert client.metrics().subscriptions == 0

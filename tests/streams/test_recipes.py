@@ -8,7 +8,6 @@ import os
 import runpy
 import shutil
 import signal
-import socket
 import sqlite3
 import ssl
 import subprocess
@@ -26,6 +25,7 @@ import trustme
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from brokers.proxy import Direction, Proxy
+from brokers.state import free_ports
 from rbfly.amqp import AMQPProperties
 from rbfly.testing import StreamBroker
 from tests.brokers import until
@@ -193,7 +193,7 @@ async def test_each_order_has_one_row(
         publishing = asyncio.create_task(publish(i * count))
         wanted = table.count() + rng.randrange(1, count // 2)
         async with started(*arguments) as process:
-            await until(lambda wanted=wanted: table.count() >= wanted, 'rows are written')  # type: ignore[misc]
+            await until(lambda wanted=wanted: table.count() >= wanted, 'rows are written', HANG)  # type: ignore[misc]
             process.kill()
             await process.wait()
         await publishing
@@ -246,7 +246,7 @@ async def test_each_row_of_the_outbox_is_published_once(
         # a relay may publish all rows before this test kills it
         left = max(0, shop.table.count() - rng.randrange(1, 1000))
         async with started(*arguments) as process:
-            await until(lambda left=left: shop.table.count() <= left, 'rows are published')  # type: ignore[misc]
+            await until(lambda left=left: shop.table.count() <= left, 'it publishes rows', HANG)  # type: ignore[misc]
             process.kill()
             await process.wait()
     shutil.copy(backup, shop.path)  # as if no relay had deleted anything
@@ -283,7 +283,7 @@ async def test_table_follows_the_changes(
 
     async def shows(*rows: tuple[int, str]) -> None:
         sql = 'SELECT id, name FROM customers ORDER BY id'
-        await until(lambda: table.query(sql) == [*rows], f'the table has {rows}')
+        await until(lambda: table.query(sql) == [*rows], f'the table has {rows}', HANG)
 
     async with started(*arguments) as process:
         await publish(event('r', 1, 'alice'), event('r', 2, 'bob'), event('c', 3, 'carol'))
@@ -409,8 +409,7 @@ async def deployed(
     uri: str, user: str, token: str, ca_file: Path, stream: str, folder: Path
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, int, Path]]:
     """Start the program; yield its process, the port of its metrics, and its output."""
-    with socket.create_server(('127.0.0.1', 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)  # no connection takes it before the program does
     (folder / 'token').write_text(f'{token}\n')
     variables = {
         'RBFLY_URI': uri,
@@ -434,7 +433,7 @@ def read_page(url: str) -> str:
 async def check_deployed(
     process: asyncio.subprocess.Process, port: int, output: Path, count: int
 ) -> None:
-    await until(lambda: output.read_text().count('billed') >= count, 'all orders are billed')
+    await until(lambda: output.read_text().count('billed') >= count, 'all are billed', HANG)
     metrics = await asyncio.to_thread(read_page, f'http://127.0.0.1:{port}/metrics')
     [line] = [line for line in metrics.splitlines() if line.startswith('rabbitmq_stream_consumed')]
     assert float(line.split()[-1]) == count

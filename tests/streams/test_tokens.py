@@ -114,6 +114,7 @@ async def test_failing_provider_is_asked_again() -> None:
             await ping
 
 
+@pytest.mark.own_clock
 async def test_first_connect_names_the_failure_of_the_provider() -> None:
     async with StreamBroker() as broker:
         tokens = Tokens()
@@ -125,6 +126,7 @@ async def test_first_connect_names_the_failure_of_the_provider() -> None:
         await client.close()
 
 
+@pytest.mark.own_clock
 async def test_expired_credentials_are_not_sent() -> None:
     async with StreamBroker() as broker:
         tokens = Tokens(lifetime=-1)
@@ -209,10 +211,11 @@ async def test_cancelled_call_ends_the_provider() -> None:
 # -- renewed
 
 
+@pytest.mark.own_clock
 async def test_renewal_keeps_the_connections(caplog: pytest.LogCaptureFixture) -> None:
     async with StreamBroker(credential_lifetime=3.0) as broker:
         broker.create_stream('orders')
-        tokens = Tokens(lifetime=0.5)  # so short that a slow machine has time to renew it
+        tokens = Tokens(lifetime=0.5)
         async with rbs.streams_client(without_user(broker), credentials=tokens) as client:
             found = client.events()
             async with (

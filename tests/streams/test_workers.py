@@ -24,6 +24,7 @@ from tests.streams.test_examples import ADDRESS, WORKER
 pytestmark = pytest.mark.examples
 
 KILLS = 6
+HANG = 120.0  # seconds; only a bug makes a test wait that long
 WORKERS = [(name, code) for name, code in examples() if WORKER in code]
 
 
@@ -51,9 +52,9 @@ class Worker:
                 stdout=output,
             )
         try:
-            await until(condition, 'the worker has processed enough')
+            await until(condition, 'the worker has processed enough', HANG)
             process.send_signal(number)
-            return await asyncio.wait_for(process.wait(), 30)
+            return await asyncio.wait_for(process.wait(), HANG)
         finally:
             if process.returncode is None:
                 process.kill()

@@ -10,12 +10,12 @@ import rbfly.streams as rbs
 async def read(client: rbs.StreamsClient, stream: str) -> None:
     try:
         async for message in client.subscribe(
-            stream, offset=rbs.Offset.FIRST, timeout=0.5
+            stream, offset=rbs.Offset.FIRST, timeout=5
         ):
             context = rbs.get_message_ctx()
             print(context.stream_offset, message)
     except TimeoutError:
-        print('no message for half a second')
+        print('no message for five seconds')
 
 
 client = rbs.streams_client(sys.argv[1])

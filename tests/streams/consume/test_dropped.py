@@ -33,7 +33,7 @@ async def test_dropped_client_warns_and_closes_its_sockets() -> None:
         await client.get_protocol()
         with pytest.warns(ResourceWarning, match=rf'unclosed client of .*:{fake.port}'):
             del client
-        await asyncio.wait_for(fake.connection.lost, 5)
+        await asyncio.wait_for(fake.connection.lost, 20)
 
 
 @pytest.mark.usefixtures('_no_collector')

@@ -121,7 +121,11 @@ async def test_stream_recreated_after_a_restart_from_a_stored_offset(
     offset = rbs.Offset.reference('reader')
     async with client.subscribe(stream, offset=offset, timeout=HANG) as messages:
         await wait_briefly(messages, delivered=False)
-        await asyncio.sleep(0.1)
+        cursor = cursor_of(messages)
+        await until(
+            lambda: bool(cursor.queue.chunks) or cursor.position is not None,
+            'the last chunk, which identifies the stream, has arrived',
+        )
         await recreate(client, stream, list(range(1000, 1010)))
         with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
@@ -258,7 +262,7 @@ def stored(stream: FakeStream) -> int:
 
 
 async def test_no_offset_is_stored_until_the_stream_is_recognized(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, endless_turns: None
 ) -> None:
     """Neither the interval nor the close stores one: the stream may be a new, empty one."""
     stream = stream_of_chunks(1, 1, 1, 1)

@@ -290,7 +290,7 @@ async def test_connecting_continues_after_a_message_timeout() -> None:
             for _ in range(3):
                 with pytest.raises(MessageTimeout):
                     await anext(messages)
-            assert len(held) == 1
+            await until(lambda: len(held) == 1, 'the handshake reaches its last step')
             fake.default(*held[0])
             await subscribed(stream)
             await until(lambda: bool(cursor_of(messages).queue.chunks), 'the chunk arrives')
@@ -756,8 +756,8 @@ async def test_subscriptions_continue_after_a_broker_restart(
                 publisher.batch(i)
             await publisher.flush()
         async with (
-            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=60) as from_start,
-            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=60) as from_next,
+            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=240) as from_start,
+            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=240) as from_next,
         ):
             found = [await anext(from_start) for _ in range(100)]
             waiting = asyncio.ensure_future(anext(from_next))

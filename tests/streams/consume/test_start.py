@@ -39,7 +39,7 @@ from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.inside import session_of
 
-HANG = 20.0  # seconds; only a safeguard
+HANG = 60.0  # seconds; only a safeguard
 END = 99  # the last message
 ENDS = ('empty', 'messages', 'offsets')
 GROWTHS = ('nothing', 'offsets', 'messages and offsets')

@@ -20,6 +20,7 @@ from tests.fake_subscription import stream_of_chunks, subscribe_to_fake
 from tests.inside import cursor_of, session_of
 
 NEVER = 1000.0  # seconds
+HANG = 20.0  # seconds; only a safeguard
 
 
 @pytest.fixture(autouse=True)
@@ -289,6 +290,7 @@ def test_event_loop_ends(
             await wait_for_timer(messages)
 
     async def read_again() -> None:
+        messages._waiter.timeout = HANG
         async with client, messages:
             async with client.publisher(stream) as publisher:
                 await publisher.send('x')

@@ -220,11 +220,11 @@ async def test_deactivated_while_it_determines_its_start(client: rbs.StreamsClie
 
 async def test_handover_drops_a_batch_that_waits_for_more(client: rbs.StreamsClient) -> None:
     async with client.subscribe('orders', **OPTIONS) as messages:
-        waiting = asyncio.ensure_future(anext(messages.batches(max_wait=0.05)))
+        waiting = asyncio.ensure_future(anext(messages.batches(max_wait=1)))
         await until(lambda: cursor_of(messages).has_messages, 'the batch waits')
         member_of(messages)._on_update(100, False)
         await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
-        await asyncio.sleep(0.1)  # longer than the batch would have waited
+        await asyncio.sleep(1.1)  # longer than the batch would have waited
         connection: Any = session_of(messages).registration.connection
         connection._transport.abort()  # joins again
         assert [*await asyncio.wait_for(waiting, HANG)] == [*range(10)]

@@ -113,7 +113,9 @@ async def test_workers_stopped_by_sigterm_lose_and_repeat_nothing(
                 await workers[-1].read_more()
             stopped = True
             await loading
-            await until(lambda: sum(len(worker.seen) for worker in workers) >= count, 'all is read')
+            await until(
+                lambda: sum(len(worker.seen) for worker in workers) >= count, 'all is read', HANG
+            )
             for worker in workers[-WORKERS:]:
                 worker.process.terminate()
             async with asyncio.timeout(HANG):

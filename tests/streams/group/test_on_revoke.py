@@ -10,7 +10,7 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
-from tests.group_members import HANG, NewClient, publish, take, until_active
+from tests.group_members import HANG, NewClient, hand_over_late, publish, take, until_active
 from tests.inside import session_of
 from tests.super_streams import subscribe_to
 
@@ -57,10 +57,9 @@ def join(
     on_revoke: Callable[[str], Awaitable[object]],
     *,
     super_stream: bool = False,
-    handover_timeout: float = HANG,
     commit: Any = 'manual',
 ) -> Any:
-    settings = rbs.Group(group, on_revoke=on_revoke, handover_timeout=handover_timeout)
+    settings = rbs.Group(group, on_revoke=on_revoke, handover_timeout=HANG)
     return subscribe_to(client, stream, super_stream=super_stream, group=settings, commit=commit)
 
 
@@ -250,8 +249,9 @@ async def test_hook_that_hangs_while_closing(clients: NewClient, stream: str, gr
         finally:
             ended.append(name)
 
-    messages = join(client, stream, group, hang, handover_timeout=0.1)
+    messages = join(client, stream, group, hang)
     assert await take(messages, 5) == [*range(5)]
+    hand_over_late(messages, 0.1)
     with pytest.raises(rbs.OffsetNotStored, match=r'on_revoke has not ended within 0\.1 s'):
         await messages.aclose()
     await until(lambda: ended == [stream], 'the hook is cancelled')
@@ -274,15 +274,17 @@ async def test_hook_that_hangs_delays_a_handover_no_longer_than_the_timeout(
 
     own = clients()
     found = own.events()
-    messages = join(own, super_stream, group, hang, super_stream=True, handover_timeout=0.2)
+    messages = join(own, super_stream, group, hang, super_stream=True)
     async with messages:
         assert sorted(await take(messages, 30)) == [*range(30)]
+        hand_over_late(messages, 0.2)
         waiting = asyncio.create_task(anext(messages))
         async with clients().super_stream(super_stream).subscribe(group=group) as other:
             await other.open()
             await until(lambda: bool(other.active), 'the other member is active')
             [partition] = other.active
             assert ended == [partition]
+            hand_over_late(messages, HANG)  # it has time to start again
         hanging = False
         waiting.cancel()
     await own.close()

@@ -12,6 +12,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.group_members import hand_over_late
 from tests.super_streams import subscribe_to
 
 HANG = 20.0  # seconds; only a safeguard
@@ -51,13 +52,14 @@ async def join(
 ) -> Any:
     """Return a subscription that has read and finished all messages."""
     stream, count = ('orders', 6) if super_stream else ('events', 3)
-    group = rbs.Group('archive', on_revoke=on_revoke, handover_timeout=handover_timeout)
+    group = rbs.Group('archive', on_revoke=on_revoke)
     messages = subscribe_to(client, stream, super_stream=super_stream, group=group)
     found: list[Any] = []
     async with asyncio.timeout(HANG):
         while len(found) < count:
             found += await messages.fetch()
     await messages.fetch(timeout=0)
+    hand_over_late(messages, handover_timeout)
     return messages
 
 

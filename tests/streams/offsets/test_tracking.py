@@ -114,7 +114,7 @@ async def test_counting_begins_at_the_first_message() -> None:
         await until(lambda: stored(fake) == [51], 'ten messages from offset 42 are finished')
 
 
-async def test_offset_is_stored_by_time_while_the_program_waits() -> None:
+async def test_offset_is_stored_by_time_while_the_program_waits(endless_turns: None) -> None:
     stream = filled(3)
     async with (
         FakeBroker(on=stream.handlers()) as fake,

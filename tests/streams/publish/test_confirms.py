@@ -296,6 +296,7 @@ async def test_late_confirms_are_ignored() -> None:
         batch.batch('x')
         with pytest.raises(ConfirmTimeout):
             await batch.flush(timeout=0.02)
+        await until(lambda: publishing_ids(held) == 5, 'all messages are sent')
         late = list(held)
         held.clear()
         batch.batch('y')
@@ -334,12 +335,12 @@ async def test_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:
                 # consuming continues
                 async with client.subscribe('alarms', offset=rbs.Offset.FIRST) as messages:
                     for expected in ('before', *range(blocked)):
-                        assert await asyncio.wait_for(anext(messages), 10) == expected
+                        assert await asyncio.wait_for(anext(messages), 30) == expected
                     sending = asyncio.create_task(publisher.send('after'))
                     await asyncio.to_thread(alarmed.ctl, 'set_disk_free_limit', '50MB')
                     await asyncio.wait_for(sending, 30)
                     for expected in (blocked, 'after'):
-                        assert await asyncio.wait_for(anext(messages), 10) == expected
+                        assert await asyncio.wait_for(anext(messages), 30) == expected
         finally:
             await client.delete_stream('alarms')
 
@@ -350,8 +351,8 @@ async def test_memory_alarm_blocks_nothing(alarmed: RabbitMQ) -> None:
         try:
             async with client.publisher('alarms') as publisher:
                 await asyncio.to_thread(alarmed.ctl, 'set_vm_memory_high_watermark', '0.0001')
-                await asyncio.wait_for(publisher.send('during'), 10)
+                await asyncio.wait_for(publisher.send('during'), 30)
                 async with client.subscribe('alarms', offset=rbs.Offset.FIRST) as messages:
-                    assert await asyncio.wait_for(anext(messages), 10) == 'during'
+                    assert await asyncio.wait_for(anext(messages), 30) == 'during'
         finally:
             await client.delete_stream('alarms')

@@ -36,7 +36,7 @@ from tests.streams.test_tls import copy
 
 own_clock = pytest.mark.own_clock
 
-HANG = 10.0  # seconds; only a safeguard
+HANG = 30.0  # seconds; only a safeguard
 
 Call = Callable[[Any], Awaitable[Any]]
 

@@ -320,6 +320,8 @@ async def test_disk_alarm(
             await asyncio.to_thread(alarmed.ctl, 'set_disk_free_limit', '100000GB')
             async with asyncio.timeout(60):
                 found = await find(events, rbs.ConfirmsOverdue)
+                while found.broker != 'blocked':  # a busy broker was late before its alarm
+                    found = await find(events, rbs.ConfirmsOverdue)
             assert (found.stream, found.broker) == ('alarms', 'blocked')
             await client.ping()
             await asyncio.to_thread(alarmed.ctl, 'set_disk_free_limit', '50MB')
@@ -328,4 +330,4 @@ async def test_disk_alarm(
             sending.cancel()
             await publisher.send('after')
         await client.delete_stream('alarms')
-    assert BLOCKED in lines(caplog)[0][1]
+    assert any(BLOCKED in text for _, text in lines(caplog))

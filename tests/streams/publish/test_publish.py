@@ -200,7 +200,7 @@ async def test_named_publisher_continues_and_deduplicates(
         await publisher.send(b'4')
     async with client.publisher(stream, name='n') as publisher:
         # below the broker's own sequence: confirmed, and not stored a second time
-        await asyncio.wait_for(publisher.send(stream_message_ctx('again', publish_id=2)), 10)
+        await asyncio.wait_for(publisher.send(stream_message_ctx('again', publish_id=2)), 20)
     assert await stored(client, stream) == [b'1', b'2', b'3', b'4']
 
 

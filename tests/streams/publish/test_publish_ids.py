@@ -35,7 +35,7 @@ async def test_message_with_a_known_id_is_not_stored_again(
         await publisher.send(way('again', 10))
         await publisher.send(way('next', None))
         assert publisher.message_id == 12
-    async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=10) as messages:
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=20) as messages:
         assert [await anext(messages) for _ in range(2)] == ['first', 'next']
 
 

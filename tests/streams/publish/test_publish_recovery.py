@@ -571,7 +571,7 @@ async def test_message_too_large_for_a_new_connection_ends_the_wait_for_an_itera
         for peer in fake.connections:
             peer.transport.abort()
         with pytest.raises(PublishError, match='do not fit into a frame of the new connection'):
-            await asyncio.wait_for(sending, 5)
+            await asyncio.wait_for(sending, 20)
 
 
 async def test_failure_to_resend_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,7 +584,7 @@ async def test_failure_to_resend_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
         with monkeypatch.context() as patch:
             patch.setattr(PublisherSession, 'on_open', Mock(side_effect=MemoryError))
             with pytest.raises(MemoryError):
-                await asyncio.wait_for(publisher.send(b'x'), 5)
+                await asyncio.wait_for(publisher.send(b'x'), 20)
         await publisher.send(b'y')
         answered = [wire.DELETE_PUBLISHER in peer.commands() for peer in fake.connections]
         assert answered.count(True) == 1  # what could not be used was removed

@@ -97,7 +97,7 @@ async def test_messages_of_many_tasks_share_sub_entries(
 async def test_single_message_is_sent_at_once(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, sub_entry_size=100, amqp=False) as publisher:
         for i in range(5):
-            await asyncio.wait_for(publisher.send(b'%d' % i), 10)
+            await asyncio.wait_for(publisher.send(b'%d' % i), HANG)
         assert await stored(client, stream) == [b'%d' % i for i in range(5)]
 
 

@@ -87,6 +87,7 @@ async def test_all_are_confirmed(client: rbs.StreamsClient, stream: str) -> None
         assert repr(progress) == '<SendProgress taken=0 confirmed=0 refused=0 unknown=0>'
 
 
+@pytest.mark.own_clock
 @KINDS
 @pytest.mark.parametrize('how', ['timeout', 'cancel'])
 async def test_messages_in_flight_are_unknown(asynchronous: bool, how: str) -> None:

@@ -282,7 +282,7 @@ async def test_slow_reader_holds_no_more_than_the_credit_of_each_partition() -> 
         ) as messages:
             assert await anext(messages) == 0
             sessions = session_of(messages).sessions.values()
-            await cluster_of(client).ping(5)
+            await cluster_of(client).ping(HANG)
             waiting = [len(session.cursor.queue.chunks) for session in sessions]
             assert all(count <= 3 for count in waiting)
             assert any(waiting)
@@ -369,7 +369,7 @@ async def test_nothing_is_left_of_a_subscription(how: str) -> None:
 
         left = await asyncio.create_task(use())
         await until(lambda: not cluster_of(client).registrations, 'the subscription is closed')
-        await until(lambda: not any(ref() for ref in left), 'nothing is left of it', 5)
+        await until(lambda: not any(ref() for ref in left), 'nothing is left of it')
 
 
 async def test_refusal_of_all_partitions_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +438,7 @@ async def test_partition_that_comes_back_as_another_stream_raises_once(group: st
         async with client.super_stream('orders').publisher(route=rbs.by_hash(str)) as publisher:
             await publisher.send_many(range(20))
         async with client.super_stream('orders').subscribe(
-            offset=rbs.Offset.FIRST, refresh_interval=0.5, timeout=5, group=group
+            offset=rbs.Offset.FIRST, refresh_interval=0.5, timeout=HANG, group=group
         ) as messages:
             for _ in range(20):
                 await anext(messages)
