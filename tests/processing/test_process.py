@@ -235,7 +235,7 @@ async def test_other_tasks_run(client: rbs.StreamsClient, stream: str) -> None:
 
 async def test_error_of_the_subscription(client: rbs.StreamsClient, stream: str) -> None:
     """Messages in work are finished, and their offset is stored."""
-    await publish(client, stream, range(10))
+    await publish(client, stream, range(10), sub_entry_size=10)  # they arrive in one chunk
     work = Work(4)
     messages = reading(client, stream, until=None, timeout=0.05)
     await messages.open()
