@@ -1,10 +1,8 @@
 """What `process` does with messages whose work fails, and with wrong arguments."""
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,10 +11,9 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.amqp import encode_amqp_bytes
 from rbfly.processing import ProcessSummary, dead_letter, process, retry
-from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.group_members import publish
-from tests.processing.working import Work, in_time, reading, start
+from tests.processing.working import Work, client_in_memory, in_time, reading, start
 from tests.super_streams import read_partition
 
 
@@ -79,20 +76,12 @@ async def test_ignore(client: rbs.StreamsClient, stream: str) -> None:
     assert await client.read_offset(stream, 'reader') == 29
 
 
-@contextlib.asynccontextmanager
-async def reading_in_memory(count: int) -> AsyncIterator[Any]:
-    """A subscription to the numbers below `count`, at a broker that has the clock of the loop."""
-    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
-        broker.create_stream('orders')
-        broker.publish('orders', *range(count))
-        yield reading(client, 'orders')
-
-
 @pytest.mark.own_clock  # on a busy machine, the other messages may take longer than the delays
 async def test_retry_blocks_only_its_key() -> None:
     work = Failing(0, 1, times=2)
     options: dict[str, Any] = {'workers': 1, 'key': lambda number: number % 10}
-    async with reading_in_memory(100) as messages:
+    async with client_in_memory(100) as client:
+        messages = reading(client, 'orders')
         summary = await in_time(process(messages, work, on_error=retry([0.1, 0.1]), **options))
     assert summary == ProcessSummary(finished=100, retries=4)
     assert work.tries[0] == work.tries[1] == 3
@@ -133,9 +122,9 @@ async def test_stop_gives_back_what_waits_for_a_retry(
 @pytest.mark.own_clock  # on a busy machine, the work on other messages may time out, too
 async def test_work_that_hangs() -> None:
     work = Work(4)
-    async with reading_in_memory(10) as messages:
+    async with client_in_memory(10) as client:
         with pytest.raises(TimeoutError, match=r'the work has not ended within 0\.05 s'):
-            await in_time(process(messages, work, timeout=0.05))
+            await in_time(process(reading(client, 'orders'), work, timeout=0.05))
     assert work.cancelled == [4]
 
 
