@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,19 @@ def environment(**variables: str) -> dict[str, str]:
     return found | {'RBFLY_CONFIG': os.devnull, 'COLUMNS': '100'} | variables
 
 
+def patient(args: Iterable[str | Path], variables: dict[str, str]) -> list[str]:
+    """Return the arguments, with more time to connect unless they say how much.
+
+    RabbitMQ 4.0 sometimes accepts no connection for 5 s, see `until`: as long as the command waits.
+    """
+    words = [*map(str, args)]
+    connects = 'RBFLY_URI' in variables or '--uri' in words
+    own = {'--connect-timeout', '--profile', 'RBFLY_PROFILE', 'RBFLY_CONFIG', 'broker', 'doctor'}
+    if not connects or own & {*words, *variables}:
+        return words
+    return ['--connect-timeout', '30', *words]
+
+
 def rbfly(
     *args: str | Path, stdin: str | bytes = '', command: Any = COMMAND, **variables: str
 ) -> subprocess.CompletedProcess[str]:
@@ -37,7 +50,7 @@ def rbfly(
     :param variables: of the environment.
     """
     done = subprocess.run(
-        [*command, *map(str, args)],
+        [*command, *patient(args, variables)],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         env=environment(**variables),
@@ -57,7 +70,7 @@ def interruptible() -> None:
 def started(*args: str, stderr: int = subprocess.PIPE, **variables: str) -> Iterator[Any]:
     """Start the command in pipes; kill it at the end if it still runs."""
     process = subprocess.Popen(
-        [*COMMAND, *args],
+        [*COMMAND, *patient(args, variables)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -144,7 +157,8 @@ def terminal_process(
 def in_terminal(*args: str, **variables: str) -> Iterator[Terminal]:
     """Start `rbfly` in a pseudo-terminal of 100 columns."""
     found = environment(TERM='xterm-256color', **variables)
-    with terminal_process([*COMMAND, *args], found, 100) as terminal:
+    command = [*COMMAND, *patient(args, variables)]
+    with terminal_process(command, found, 100) as terminal:
         yield terminal
 
 

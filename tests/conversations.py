@@ -18,7 +18,7 @@ from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.const import RESPONSE, Key
 from rbfly.protocol.fields import string
 from rbfly.protocol.offset import Offset
-from tests.raw_client import RawClient, connect
+from tests.raw_client import ACCEPT_TIMEOUT, TIMEOUT, RawClient, connect
 from tests.stream_wire import frame, split_frames
 
 UNKNOWN = 'Close 0x0d, closed'
@@ -70,7 +70,8 @@ async def continue_handshake(client: RawClient, state: str, end: str) -> str:
             if end == 'tuned':
                 return end
         client.write(STEPS[state].encode(0))
-        if describe(await client.receive()) != '0x01':
+        timeout = ACCEPT_TIMEOUT if state == 'connected' else TIMEOUT
+        if describe(await client.receive(timeout)) != '0x01':
             break
         if state == 'authenticating':
             assert isinstance(await client.receive(), c.Tune)

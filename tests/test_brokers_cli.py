@@ -28,6 +28,7 @@ from brokers import cli, inside, install, kafka, node, probe, rabbitmq, sandbox,
 from perf import cli as perf
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+HANG = 40.0  # seconds; only a bug makes a test wait that long, and no process runs as long
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +155,7 @@ def test_process_is_identified_by_start_time() -> None:
         assert not state.is_running(process.pid, started + 1)
         process.kill()
         # until we reap it, it is a zombie, which does not count as running
-        assert state.wait_until(lambda: not state.is_running(process.pid, started), 5)
+        assert state.wait_until(lambda: not state.is_running(process.pid, started), HANG)
     assert state.start_time(process.pid) is None
 
 
@@ -185,9 +186,9 @@ def test_lock_blocks_second_command() -> None:
     thread = threading.Thread(target=second)
     with state.locked('x'):
         thread.start()
-        assert state.wait_until(lambda: 'waiting' in output.getvalue(), 5)
+        assert state.wait_until(lambda: 'waiting' in output.getvalue(), HANG)
         order.append('first')
-    thread.join(5)
+    thread.join(HANG)
     assert order == ['first', 'second']
 
 
@@ -502,7 +503,7 @@ def test_private_sandbox_ends_with_its_owner(tmp_path: Path, private: bool) -> N
     assert state.processes_of(host.instance)
     if private:
         host.release()
-        assert state.wait_until(lambda: not folder.exists(), 10)
+        assert state.wait_until(lambda: not folder.exists(), HANG)
     else:
         state.write_state(folder, host.save())
         saved = state.read_state(folder)
@@ -510,8 +511,8 @@ def test_private_sandbox_ends_with_its_owner(tmp_path: Path, private: bool) -> N
         again = sandbox.load(folder, saved)
         assert again.alive()
         again.kill()
-    assert state.wait_until(lambda: not host.alive(), 10)
-    assert state.wait_until(lambda: not state.processes_of(host.instance), 10)
+    assert state.wait_until(lambda: not host.alive(), HANG)
+    assert state.wait_until(lambda: not state.processes_of(host.instance), HANG)
 
 
 def test_private_sandbox_ends_with_its_last_holder(tmp_path: Path) -> None:
@@ -527,7 +528,7 @@ def test_private_sandbox_ends_with_its_last_holder(tmp_path: Path) -> None:
     assert second.alive()
     assert not second.held_by_others()
     second.release()
-    assert state.wait_until(lambda: not folder.exists(), 10)
+    assert state.wait_until(lambda: not folder.exists(), HANG)
     assert not second.hold()
 
 
@@ -760,7 +761,7 @@ def test_command_inside_ends_with_brokers_exec() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == 'started\n'
         process.terminate()
-        assert process.communicate(timeout=20)[0] == ''  # no process has the pipe open
+        assert process.communicate(timeout=HANG)[0] == ''  # no process has the pipe open
 
 
 @pytest.mark.parametrize(

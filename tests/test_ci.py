@@ -21,4 +21,4 @@ def test_aborted_run_leaves_no_process() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == 'started\n'
         process.terminate()
-        assert process.communicate(timeout=20)[0] == ''  # no process has the pipe open
+        assert process.communicate(timeout=60)[0] == ''  # no process has the pipe open

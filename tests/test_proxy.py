@@ -214,18 +214,24 @@ async def test_delay_keeps_order_and_throughput() -> None:
             await asyncio.sleep(0)
         # all parts are delayed together; one after the other would take ten seconds
         assert await client.reader.readexactly(len(data)) == data
-        assert 0.1 <= time.monotonic() - start < 5
+        assert 0.1 <= time.monotonic() - start < 9
 
 
-async def test_stall_holds_data_in_flight() -> None:
+async def test_stall_holds_data_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site() as s:
         client = await s.connect()
         await client.echo(b'start')
         s.proxy.delay = 0.3
-        client.writer.write(b'x' * 10)
         (link,) = s.proxy._links
+        feed = link.pipes['up'].feed
+
+        def feed_and_stall(data: bytes) -> None:  # within the delay, even on a busy machine
+            feed(data)
+            s.proxy.stall('up')
+
+        monkeypatch.setattr(link.pipes['up'], 'feed', feed_and_stall)
+        client.writer.write(b'x' * 10)
         await until(lambda: link.pipes['up'].size == 10, 'the data is in flight')
-        s.proxy.stall('up')
         read = asyncio.create_task(client.reader.readexactly(10))
         await asyncio.wait([read], timeout=0.6)
         assert s.proxy.bytes['up'] == 5
@@ -334,7 +340,7 @@ async def test_slow_reader_slows_the_writer() -> None:
         task: asyncio.Task[Any] = asyncio.create_task(write())
         # the client does not read the echo, so the proxy must stop reading
         last = -1
-        while sent != last:
+        while not sent or sent != last:  # on a busy machine, the first message may take longer
             last = sent
             await asyncio.wait([task], timeout=0.3)
         task.cancel()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -26,6 +27,7 @@ from tests.super_streams import super_stream_of
 # Without -X dev: asyncio would log that a callback took 0.1 s.
 COMMAND = [sys.executable, '-W', 'error', '-m', 'rbfly']
 FOREVER = ['perf', '--rate', '200']
+TIME = re.compile(r'[1-9]\d*s')  # of the first line: on a busy machine, it is late
 
 rbfly = partial(run, command=COMMAND)
 
@@ -103,16 +105,16 @@ def test_number_of_messages_to_consume_ends_it(broker_uri: str) -> None:
 
 def test_time_ends_it_and_the_summary_goes_to_a_file(broker_uri: str, tmp_path: Path) -> None:
     file = tmp_path / 'summary.json'
-    done = rbfly('perf', '-z', '1.2', '-r', '500', '-sf', file, RBFLY_URI=broker_uri)
+    done = rbfly('perf', '-z', '3', '-r', '500', '-sf', file, RBFLY_URI=broker_uri)
     assert (done.returncode, done.stderr) == (0, '')
     summary = json.loads(file.read_text())
-    assert summary['seconds'] > 1.1
+    assert summary['seconds'] > 2.9
     assert summary['published'] == summary['confirmed'] == summary['consumed']
     assert 100 < summary['published'] <= 500 * summary['seconds'] + 10
     head, columns, first, *_, published, _, _, confirm, end_to_end = done.stdout.splitlines()
     assert 'end to end, ms' in head
     assert columns.split()[:4] == ['time', 'published', 'confirmed', 'consumed']
-    assert first.split()[0] == '1s'
+    assert TIME.fullmatch(first.split()[0])
     assert len(first.split()) == len(columns.split()) == 10
     assert f' {summary["published"]:,}, ' in published
     assert confirm.startswith('confirm     p50 ')
@@ -176,7 +178,7 @@ def test_signal_ends_it_with_the_summary(
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, '')
-    assert lines[2].split()[0] == '1s'
+    assert TIME.fullmatch(lines[2].split()[0])
     assert 'end to end  p50' in out
     summary = json.loads(file.read_text())
     assert summary['published'] == summary['confirmed'] == summary['consumed'] == memory.published
@@ -298,8 +300,8 @@ def test_mistake_is_one_line(options: list[str], text: str, memory: StreamBroker
 
 def test_no_broker() -> None:
     done = rbfly(
-        'perf', '-z', '1', '--connect-timeout', '0.3', RBFLY_URI='rabbitmq-stream://127.0.0.1:1'
+        'perf', '-z', '1', '--connect-timeout', '2', RBFLY_URI='rabbitmq-stream://127.0.0.1:1'
     )
     assert done.returncode == 1
-    assert 'gave up after 0.3 s' in done.stderr
+    assert 'gave up after 2 s' in done.stderr
     assert 'may remain' not in done.stderr

@@ -296,6 +296,7 @@ async def test_publisher_on_another_node_finishes_after_one_on_a_frozen_node() -
         await second.close()
 
 
+@pytest.mark.own_clock
 async def test_failure_to_store_an_offset_does_not_shorten_a_later_close() -> None:
     async with StreamBroker() as broker:
         broker.create_stream('a')

@@ -143,7 +143,7 @@ async def test_two_uris_of_one_address_each_have_their_own_user() -> None:
 
     async with FakeBroker(at={Step.SASL_AUTHENTICATE: authenticate}) as fake:
         uris = [fake.uri.replace('guest:guest', user) for user in ('one:1', 'two:2')]
-        async with rbs.streams_client(uris) as client, asyncio.timeout(10):
+        async with rbs.streams_client(uris) as client, asyncio.timeout(20):
             await client.get_protocol()
         assert users(fake) == [b'\0one\x001', b'\0two\x002']
 
@@ -160,7 +160,7 @@ async def test_advertised_node_gets_the_credentials_of_the_uri() -> None:
     async with FakeBroker() as leader, FakeBroker(on={wire.METADATA: metadata}) as seed:
         uri = seed.uri.replace('guest:guest', 'user:pass') + 'vhost'
         async with rbs.streams_client(uri) as client, client.publisher('test') as publisher:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 await publisher.send('x')
         assert users(leader) == [b'\0user\0pass']
         assert vhosts(leader) == ['vhost']

@@ -145,7 +145,7 @@ async def test_connections_of_a_client() -> None:
             async with client.publisher('test') as publisher:
                 await publisher.send('x')
                 fake.connections[-1].transport.abort()
-                await until(lambda: len(recorder.connections) == 3, 'the connection is lost')
+                await until(lambda: len(recorder.connections) >= 3, 'the connection is lost')
                 await asyncio.wait_for(publisher.send('y'), HANG)
         address = Address('127.0.0.1', fake.port)
     assert recorder.connections[:4] == [

@@ -175,7 +175,7 @@ async def test_histograms(collector: Collector) -> None:
     found = collector.collect()
     [latency] = found['rabbitmq.stream.confirm_latency']
     assert latency.count == 2
-    assert 0.2 < latency.max < 5
+    assert 0.2 < latency.max < 60
     assert 0 < latency.min < latency.max
     assert latency.explicit_bounds[0] == 1e-5
     assert latency.explicit_bounds[-1] == 10

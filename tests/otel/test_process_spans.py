@@ -80,7 +80,7 @@ async def test_batch(traced: Traced, stream: str, exporter: InMemorySpanExporter
         await publisher.send_many([b'%d' % i for i in range(10)])
         await publisher.send(b'10')
     async with client.subscribe(stream, offset=rbs.Offset.FIRST, until='now') as orders:
-        async for batch in orders.batches(max_wait=5, max_messages=11):
+        async for batch in orders.batches(max_wait=30, max_messages=11):
             with tracing.process(batch):
                 pass
     many, single, process = exporter.get_finished_spans()

@@ -38,7 +38,7 @@ LOST = (
     ChannelInvalidStateError,
     OSError,
 )
-SETTLE_TIMEOUT = 10.0  # seconds for the broker to store unconfirmed messages
+SETTLE_TIMEOUT = 30.0  # seconds for the broker to store unconfirmed messages
 
 every_way = pytest.mark.parametrize(('module', 'kind'), WAYS)
 
@@ -84,7 +84,7 @@ def proxied(address: str, delay: float = 0) -> Iterator[tuple[str, Any]]:
         getattr(proxy, name)(*args)
 
     def call(name: str, *args: object) -> None:
-        asyncio.run_coroutine_threadsafe(do(name, *args), loop).result(10)
+        asyncio.run_coroutine_threadsafe(do(name, *args), loop).result(30)
 
     thread.start()
     try:
@@ -92,7 +92,7 @@ def proxied(address: str, delay: float = 0) -> Iterator[tuple[str, Any]]:
         account = parts.netloc.rpartition('@')[0]
         yield parts._replace(netloc=f'{account}@127.0.0.1:{proxy.port}').geturl(), call
     finally:
-        asyncio.run_coroutine_threadsafe(proxy.__aexit__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(proxy.__aexit__(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

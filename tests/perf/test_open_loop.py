@@ -212,6 +212,7 @@ async def test_round_raises_the_error_of_a_task() -> None:
 
 
 async def test_round_reports_that_a_lane_fell_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_loop, 'LATE', 60.0)  # a busy machine may be late by a second
     assert not (await measure(Echo(), 20))['late']
     monkeypatch.setattr(open_loop, 'LATE', 0.05)
     work = Echo()

@@ -18,6 +18,7 @@ from perf.lanes import Stored
 from perf.programs import Program, ProgramError
 from perf.store import RabbitStore
 
+HANG = 90.0  # seconds; the Java client may wait 10 s for each partition that it leaves
 BOTH = [
     pytest.param('go', marks=pytest.mark.go),
     pytest.param('java', marks=pytest.mark.java),
@@ -53,7 +54,7 @@ class Worker:
     def end(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(30)
+        return self.process.wait(HANG)
 
 
 @contextmanager
@@ -112,17 +113,17 @@ def test_program_reports_a_missing_stream(
         answer = worker.ask(do='open', address=broker.uri, stream=stream_name)
         assert list(answer) == ['error']
         assert 'exist' in answer['error'].lower()
-        assert worker.process.wait(30) == 1
+        assert worker.process.wait(HANG) == 1
 
 
 @pytest.mark.parametrize('program', BOTH)
 def test_program_refuses_unknown_commands_and_kinds(program: str) -> None:
     with started(program, 'window') as worker:
         assert 'open' in worker.ask(do='run')['error']
-        assert worker.process.wait(30) == 1
+        assert worker.process.wait(HANG) == 1
     with started(program, 'other') as worker:
         assert 'other' in worker.ask(do='open')['error']
-        assert worker.process.wait(30) == 1
+        assert worker.process.wait(HANG) == 1
 
 
 @pytest.mark.parametrize('program', BOTH)

@@ -20,6 +20,10 @@ def bills(folder: Path) -> set[int]:
     return {int(line) for path in folder.iterdir() for line in path.read_text().splitlines()}
 
 
+def all_have_billed(folder: Path) -> bool:
+    return all(path.stat().st_size for path in folder.iterdir())
+
+
 @pytest.mark.parametrize('program', ['billing_before', 'billing_after'])
 async def test_every_order_is_billed(
     client: rbs.StreamsClient,
@@ -32,6 +36,15 @@ async def test_every_order_is_billed(
     """Also if a process is killed; orders that cannot be billed are in the other stream."""
     arguments = (program, broker_uri, super_stream, dead)
     orders = client.super_stream(super_stream)
+    total = 0
+
+    async def publish(publisher: rbs.SuperStreamPublisher, count: int) -> None:
+        nonlocal total
+        for i in range(total, total + count):
+            order = {'id': i} if i % FAILING else {'number': i}
+            await publisher.submit(order | {'customer': f'customer {i % 40}'})
+        total += count
+
     async with (
         started(*arguments, output=tmp_path / '0') as first,
         started(*arguments, output=tmp_path / '1') as second,
@@ -39,16 +52,19 @@ async def test_every_order_is_billed(
     ):
         route = rbs.by_hash(lambda order: order['customer'])
         async with orders.publisher(route=route) as publisher:
-            for i in range(COUNT):
-                order = {'id': i} if i % FAILING else {'number': i}
-                await publisher.submit(order | {'customer': f'customer {i % 40}'})
-                if i == COUNT // 2:
-                    await until(lambda: len(bills(tmp_path)) > 100, 'some are billed', HANG)
-                    first.kill()
+            await publish(publisher, COUNT // 2)
+            await until(lambda: len(bills(tmp_path)) > 100, 'some are billed', HANG)
+            # RabbitMQ 4.0 may choose nobody if a member is killed while it hands over to a new one.
+            async with asyncio.timeout(HANG):
+                while not all_have_billed(tmp_path):
+                    await publish(publisher, FAILING)
+                    await asyncio.sleep(0.1)
+            first.kill()
+            await publish(publisher, COUNT // 2)
             await publisher.flush()
-        whole = {i for i in range(COUNT) if i % FAILING}
+        whole = {i for i in range(total) if i % FAILING}
         await until(lambda: bills(tmp_path) == whole, 'all orders are billed', HANG)
-        failed = set(range(0, COUNT, FAILING))
+        failed = set(range(0, total, FAILING))
         async with asyncio.timeout(HANG):
             found = set[int]()
             while found != failed:

@@ -1,14 +1,25 @@
 """Work of the tests of `process`."""
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from typing import Any
 
 import rbfly.streams as rbs
 from rbfly.processing import ProcessSummary, process
+from rbfly.testing import StreamBroker
 
-HANG = 20.0  # seconds; only a bug makes a test wait that long
+HANG = 40.0  # seconds; only a bug makes a test wait that long
+
+
+@contextlib.asynccontextmanager
+async def client_in_memory(count: int) -> AsyncIterator[rbs.StreamsClient]:
+    """A client of a broker in this event loop, whose stream `orders` has the numbers from 0."""
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        broker.publish('orders', *range(count))
+        yield client
 
 
 def reading(client: rbs.StreamsClient, stream: str, **options: Any) -> Any:

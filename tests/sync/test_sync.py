@@ -33,10 +33,10 @@ from rbfly.error import (
     SubscriptionError,
 )
 from rbfly.sync import options as kinds
-from rbfly.sync.thread import ClientThread
+from rbfly.sync.thread import Call, ClientThread
 from rbfly.testing import StreamBroker
 
-HANG = 20.0  # seconds; only a safeguard
+HANG = 60.0  # seconds; only a safeguard
 FIRST = rbs.Offset.FIRST
 
 
@@ -275,8 +275,8 @@ def test_iterations_continue_each_other(client: rbfly.sync.StreamsClient, stream
 
 
 def test_batches_and_fetch(client: rbfly.sync.StreamsClient, stream: str) -> None:
-    with client.publisher(stream) as publisher:
-        publisher.send_many(range(100))
+    with client.publisher(stream, sub_entry_size=100) as publisher:
+        publisher.send_many(range(100))  # which arrive in one chunk
     with client.subscribe(stream, offset=FIRST, until='now') as subscription:
         found = [*subscription.fetch(10)]
         assert len(found) == 10
@@ -290,7 +290,15 @@ def test_batches_and_fetch(client: rbfly.sync.StreamsClient, stream: str) -> Non
         with pytest.raises(MessageTimeout):
             next(subscription)
         client.publisher(stream).send(b'x')
-        assert next(subscription) == b'x'
+        received: list[Any] = []
+
+        def has_received() -> bool:  # RabbitMQ may need longer than the timeout
+            with contextlib.suppress(MessageTimeout):
+                received.append(next(subscription))
+            return bool(received)
+
+        wait_until(has_received)
+        assert received == [b'x']
 
 
 def test_types_of_bodies(client: rbfly.sync.StreamsClient, stream: str) -> None:
@@ -355,8 +363,12 @@ def test_stop_ends_the_iteration(client: rbfly.sync.StreamsClient, stream: str) 
         assert subscription.active
         assert next(subscription) == 0
         stopper = threading.Timer(0.05, subscription.stop)
-        stopper.start()
-        assert list(subscription) == [*range(1, 10)]
+        found = []
+        for number in subscription:
+            found.append(number)
+            if number == 9:  # messages that arrive after `stop` are not received
+                stopper.start()
+        assert found == [*range(1, 10)]
         stopper.join()
 
 
@@ -405,7 +417,7 @@ def is_calling() -> bool:
     """Return whether the main thread waits for the client."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
-        if frame.f_code is ClientThread._wait.__code__:
+        if frame.f_code is Call.wait.__code__:  # the call has been passed to the client's thread
             return True
         frame = frame.f_back
     return False
@@ -564,7 +576,12 @@ def test_another_thread_closes_the_client(memory: StreamBroker) -> None:
     client = rbfly.sync.streams_client(memory.uri)
     subscription = client.subscribe('orders')
     subscription.open()
-    closing = threading.Timer(0.05, client.close)
+
+    def close() -> None:
+        wait_until(is_calling)  # a call after `close` would start another thread
+        client.close()
+
+    closing = threading.Thread(target=close)
     closing.start()
     with pytest.raises(Exception, match=r'disconnected|closed'):
         next(subscription)

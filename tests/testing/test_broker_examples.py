@@ -25,7 +25,7 @@ def test_examples(tmp_path: Path) -> None:
     for python, names in files.items():
         result = subprocess.run(
             [python, '-X', 'dev', '-m', 'pytest', '-q', '-W', 'error', *names],
-            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+            cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         expected = sum((tmp_path / name).read_text().count('def test_') for name in names)
         assert result.returncode == 0, result.stdout + result.stderr

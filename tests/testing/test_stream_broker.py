@@ -558,7 +558,7 @@ async def test_stop_while_a_client_is_silent(authority: trustme.CA) -> None:
         with socket.create_connection(('127.0.0.1', memory.port)):
             async with rbs.streams_client(memory.uri, ssl=client_side(authority)) as client:
                 await client.create_stream('orders')
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(9):  # the broker waits 10 s for a TLS handshake
                 await memory.__aexit__()
 
 
