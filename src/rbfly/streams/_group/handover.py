@@ -54,7 +54,7 @@ class Group(CheckedRecord):
     :param handover_timeout: seconds for the program to finish its messages and for `on_revoke`,
         both together; above 0, and at most 50.  After that, the member hands over: messages that
         are not committed may be delivered twice.  With `on_revoke`, it cancels that, and stores no
-        offset.
+        offset.  A member that becomes active has as long to ask the broker where it starts.
     :param stranded_after: seconds without progress of the group after which a member that receives
         nothing joins again, because of errors in RabbitMQ before 4.3.4; None for never.
     :param on_revoke: async function of the name of the stream or partition; None for none.
