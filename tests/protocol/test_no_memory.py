@@ -3,6 +3,8 @@
 import _testcapi  # type: ignore[import-not-found]
 import functools
 import os
+import signal
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,8 @@ from tests.stream_wire import read_publish
 COUNT = 13
 UNLIMITED = 0
 BODY = b'x' * 1000
+CHILDREN = 4
+HANG = 60.0  # seconds
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*fork:DeprecationWarning')
 
@@ -27,21 +31,42 @@ ways = pytest.mark.parametrize('way', ['given up', 'resent'])
 
 
 def run_in_child(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a forked child, so that no other thread's allocation fails."""
+    """Run a test in a forked child, so that no other thread's allocation fails.
+
+    Under AddressSanitizer, the child hangs if it was forked while another thread, such as that of
+    pytest-xdist, allocated memory: then there is another one.
+    """
 
     @functools.wraps(test)
     def run(**arguments: Any) -> None:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                test(**arguments)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        for _ in range(CHILDREN):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    test(**arguments)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            status = exit_status(pid)
+            if status is not None:
+                break
+        assert status == 0
 
     return run
+
+
+def exit_status(pid: int) -> int | None:
+    """Return the exit status of a child; kill it, and return None, if it hangs."""
+    limit = time.monotonic() + HANG
+    while time.monotonic() < limit:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
 
 
 def fails_at(number: int, call: Callable[[], Any]) -> bool:
