@@ -252,8 +252,8 @@ def test_confirm_that_is_late(memory: StreamBroker) -> None:
 
 
 def test_iterations_continue_each_other(client: rbfly.sync.StreamsClient, stream: str) -> None:
-    with client.publisher(stream) as publisher:
-        publisher.send_many(range(3000))
+    with client.publisher(stream, sub_entry_size=3000) as publisher:
+        publisher.send_many(range(3000))  # in one chunk, of which messages are left after twenty
     with client.subscribe(stream, offset=FIRST, until='now') as subscription:
         found = []
         for body in subscription:
