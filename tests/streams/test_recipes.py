@@ -440,6 +440,7 @@ async def check_deployed(
     await end(process)
 
 
+@pytest.mark.examples
 async def test_deployment_in_memory(tmp_path: Path) -> None:
     authority = trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
