@@ -252,14 +252,22 @@ class Walk:
         """Wait until the members have received everything."""
         await self.join()
 
-        def has_all() -> bool:
+        def received() -> int:
             held = [
                 body for item in self.members for part in item.held.values() for _, body in part
             ]
-            found = {body for _, body in self.rows}.union(held)
-            return len(found) == self.published or any(item.task.done() for item in self.members)
+            return len({body for _, body in self.rows}.union(held))
 
-        await until(has_all, 'the members have received everything', HANG)
+        def has_ended() -> bool:
+            return any(item.task.done() for item in self.members)
+
+        # Members that commit each message take minutes on a busy machine, but never stand still.
+        while (before := received()) < self.published and not has_ended():
+            await until(
+                lambda before=before: received() > before or has_ended(),  # type: ignore[misc]
+                'the members receive more',
+                HANG,
+            )
         for member in self.members:
             if member.task.done():
                 member.task.result()
