@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from brokers import RabbitMQ
-from perf.report.rst import bullets, code, heading, moment, paragraph, plain, table
+from perf.report.rst import bullets, code, document, heading, moment, paragraph, plain, table
 
 from .catalogue import PROOFS, command
 from .run import ProofError
@@ -81,7 +81,7 @@ def compose(results: Sequence[Result]) -> str:
         ':doc:`life` shows what happens to a message in these runs. :doc:`/guides/exactly-once` and'
         ' :doc:`/guides/outages` say what your program has to do.'
     )
-    return '\n'.join(lines).rstrip('\n') + '\n'
+    return document(lines)
 
 
 def row(result: Result) -> list[str]:

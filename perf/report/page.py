@@ -10,7 +10,19 @@ from ..stats import Interval
 from .cost import costs
 from .figures import LATENCIES, QUANTILES, figure, label, overview
 from .model import Lane, Report, Run
-from .rst import bullets, capital, code, heading, moment, names, paragraph, plain, sentence, table
+from .rst import (
+    bullets,
+    capital,
+    code,
+    document,
+    heading,
+    moment,
+    names,
+    paragraph,
+    plain,
+    sentence,
+    table,
+)
 from .svg import Figure
 
 LEVEL = f'{stats.LEVEL * 100:.0f} %'
@@ -116,7 +128,7 @@ def compose(report: Report) -> str:
         ':doc:`why-fast` explains these numbers, :doc:`/guides/speed` says what they mean for your'
         ' program, and :doc:`measuring` how to repeat them.'
     )
-    return '\n'.join(lines).rstrip('\n') + '\n'
+    return document(lines)
 
 
 def studies(report: Report) -> list[str]:
@@ -137,7 +149,7 @@ def compose_study(report: Report, scenario: str) -> str:
             ':doc:`../performance` explains lanes, floors and intervals, and how this was measured.'
         ),
     ]
-    return '\n'.join(lines).rstrip('\n') + '\n'
+    return document(lines)
 
 
 def introduction(report: Report) -> Iterator[str]:

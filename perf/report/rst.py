@@ -43,6 +43,11 @@ def moment(time: str) -> str:
     return time.replace('T', ' ').replace('+00:00', ' UTC')
 
 
+def document(lines: Iterable[str]) -> str:
+    """Return the text of a page."""
+    return '\n'.join(lines).rstrip('\n') + '\n'
+
+
 def heading(text: str, line: str = '-') -> Iterator[str]:
     yield from (text, line * len(text), '')
 

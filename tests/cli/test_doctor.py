@@ -23,6 +23,7 @@ import trustme
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.testing import ResponseCode, StreamBroker
+from tests.closed_port import closed_port
 from tests.command_line import environment
 from tests.command_line import rbfly as run
 
@@ -178,14 +179,6 @@ def test_without_a_stream_it_checks_the_node(memory: StreamBroker) -> None:
 
 
 # -- the node cannot be reached
-
-
-@contextmanager
-def closed_port() -> Iterator[int]:
-    """A port where nothing listens, and that no other process gets meanwhile."""
-    with socket.socket() as taken:
-        taken.bind(('127.0.0.1', 0))
-        yield taken.getsockname()[1]
 
 
 def test_nothing_listens() -> None:

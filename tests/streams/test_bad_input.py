@@ -23,6 +23,7 @@ from rbfly.streams.error import (
     URIError,
     VirtualHostError,
 )
+from tests.closed_port import closed_port
 from tests.fake_broker import (
     CLOSING,
     GARBAGE,
@@ -48,12 +49,6 @@ async def clean() -> AsyncIterator[Snapshot]:
     await snapshot.check()
 
 
-def closed_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(('127.0.0.1', 0))
-        return int(sock.getsockname()[1])
-
-
 async def failure(client: rbs.StreamsClient) -> RbFlyError:
     """Use a client, close it, and return the error that it raised."""
     async with asyncio.timeout(HANG):
@@ -65,9 +60,9 @@ async def failure(client: rbs.StreamsClient) -> RbFlyError:
 
 
 async def test_connection_refused(clean: Snapshot) -> None:
-    port = closed_port()
-    client = rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/', connect_timeout=1)
-    error = await failure(client)
+    with closed_port() as port:
+        client = rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/', connect_timeout=1)
+        error = await failure(client)
     assert isinstance(error, StreamConnectionError)
     assert f'127.0.0.1:{port}' in str(error)
     assert 'refused' in str(error).lower() or 'connect call failed' in str(error).lower()
@@ -321,19 +316,20 @@ async def test_disconnect_during_handshake(clean: Snapshot) -> None:
 
 
 async def test_many_tasks_share_one_failed_connect(clean: Snapshot) -> None:
-    uri = f'rabbitmq-stream://127.0.0.1:{closed_port()}/'
-    client = rbs.streams_client(uri, connect_timeout=1)
-    async with asyncio.timeout(HANG):  # one after the other would take 100 seconds
-        tasks = (client.create_stream(f'test-{i}') for i in range(100))
-        errors = await asyncio.gather(*tasks, return_exceptions=True)
+    with closed_port() as port:
+        client = rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/', connect_timeout=1)
+        async with asyncio.timeout(HANG):  # one after the other would take 100 seconds
+            tasks = (client.create_stream(f'test-{i}') for i in range(100))
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(error, StreamConnectionError) for error in errors)
 
 
 async def test_client_tries_the_second_uri(broker: RabbitMQ, clean: Snapshot) -> None:
-    dead = f'rabbitmq-stream://127.0.0.1:{closed_port()}/'
-    async with rbs.streams_client([dead, broker.uri]) as client:
-        await client.delete_stream('no-such-stream')
-        assert client.connected
+    with closed_port() as port:
+        dead = f'rabbitmq-stream://127.0.0.1:{port}/'
+        async with rbs.streams_client([dead, broker.uri]) as client:
+            await client.delete_stream('no-such-stream')
+            assert client.connected
 
 
 def test_repr_and_errors_hide_the_password() -> None:

@@ -1,13 +1,13 @@
 """A timeout of connecting is a `ConnectTimeout`, whatever the last try met: that is its cause."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 import rbfly.streams as rbs
 from tests import fake_broker as wire
+from tests.closed_port import closed_port
 from tests.fake_broker import CLOSING, SILENT, FakeBroker, Handler, Step, refuse
 
 own_clock = pytest.mark.own_clock
@@ -38,9 +38,7 @@ each_call = pytest.mark.parametrize('call', CALLS.values(), ids=list(CALLS))
 
 @each_call
 async def test_refused_connection(call: Call) -> None:
-    with socket.socket() as unused:
-        unused.bind(('127.0.0.1', 0))  # and no `listen`: connections are refused
-        port = unused.getsockname()[1]
+    with closed_port() as port:
         client = rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/', connect_timeout=1)
         with pytest.raises(rbs.ConnectTimeout, match=r'^gave up after 1 s: ') as caught:
             await call(client)
