@@ -206,7 +206,7 @@ async def test_delay_keeps_order_and_throughput() -> None:
         client = await s.connect()
         start = time.monotonic()
         await client.echo(b'x')
-        assert time.monotonic() - start >= 0.1
+        assert time.monotonic() - start > 0.09  # uvloop counts whole milliseconds
         start = time.monotonic()
         data = b''.join(b'%06d' % i for i in range(100))
         for i in range(0, len(data), 6):
@@ -214,7 +214,7 @@ async def test_delay_keeps_order_and_throughput() -> None:
             await asyncio.sleep(0)
         # all parts are delayed together; one after the other would take ten seconds
         assert await client.reader.readexactly(len(data)) == data
-        assert 0.1 <= time.monotonic() - start < 9
+        assert 0.09 < time.monotonic() - start < 9
 
 
 async def test_stall_holds_data_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
