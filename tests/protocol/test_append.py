@@ -9,10 +9,12 @@ import pytest
 
 from rbfly.amqp import MessageCtx, stream_message_ctx
 from rbfly.error import PublisherError
+from rbfly.protocol._entry import SubEntry
 from rbfly.protocol._pending import ConfirmWaiter
 from rbfly.protocol._publish import PublishWindow
+from rbfly.protocol.compression import Compression, compressor
+from tests.entry_reader import read_entries
 from tests.protocol.test_publish_window import Feed, make, take_all, taken
-from tests.stream_wire import read_publish
 
 MAX_ID = 2**64 - 1
 FIELDS = (
@@ -30,25 +32,34 @@ def encoded_alone(message: Any) -> Any:
     return stream_message_ctx(message) if type(message) is bytes else message
 
 
-def entries(data: bytes) -> list[tuple[int, bytes]]:
-    return [] if data[7] == 2 else read_publish(data)[1]  # version 2 has filter values
+def entries(data: bytes) -> list[tuple[int, int | None, list[bytes]]]:
+    return [] if data[7] == 2 else read_entries(data)  # version 2 has filter values
 
 
 class Windows:
     """Two windows that take the same steps; only the first may use the path of runs."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, sub_entries: bool) -> None:
         options = (
             rng.choice([0, 120, 400, 4000]),
-            rng.choice([1, 12, 100, 1000]),
+            rng.choice([12 if sub_entries else 1, 12, 100, 1000]),
             rng.choice([0, 0, 7, MAX_ID - 50]),
-            rng.choice([None, None, None, body]),
+            None if sub_entries else rng.choice([None, None, None, body]),
             rng.random() < 0.5,
         )
         self.sealed = rng.random() < 0.5  # else `seal` seals all waiters
         self.rng = rng
         self.amqp = options[-1]
-        self.pair = PublishWindow(3, *options), PublishWindow(3, *options)
+        size = rng.choice([2, 5, 12])
+        kind = Compression(rng.choice(['none', 'gzip']))
+
+        def make() -> PublishWindow:
+            return PublishWindow(
+                3, *options, SubEntry(size, kind.code, compressor(kind)) if sub_entries else None
+            )
+
+        self.pair = make(), make()
+        self.partitions = make(), make()  # where a waiter has messages, too
         self.feeds = [Feed(window) for window in self.pair]
         named = rng.random() < 0.5
         for window in self.pair:
@@ -113,6 +124,10 @@ class Windows:
         if self.rng.random() < 0.2:
             self.add_waiter()
 
+    def append_elsewhere(self) -> None:
+        for window, waiter in zip(self.partitions, self.waiters[-1], strict=True):
+            window.append(b'x', waiter)
+
     def seal(self) -> None:
         if not self.sealed:
             self.both(lambda number, _: [w[number].seal() for w in self.waiters])
@@ -120,7 +135,7 @@ class Windows:
 
     def take(self) -> None:
         for data in self.both(lambda _, window: take_all(window)):
-            self.flying += [publish_id for publish_id, _ in entries(data)]
+            self.flying += [publish_id for publish_id, _, _ in entries(data)]
 
     def settle(self) -> None:
         count = self.rng.randrange(len(self.flying) + 1)
@@ -173,12 +188,14 @@ class Windows:
     def step(self) -> None:
         steps = [self.append] * 8 + [self.seal, self.take, self.settle] * 4
         steps += [self.give_up, self.replay, self.resize, self.look, self.join] * 2 + [self.fail]
+        steps += [self.append_elsewhere] * 2
         self.rng.choice(steps)()
 
 
+@pytest.mark.parametrize('sub_entries', [False, True])
 @pytest.mark.parametrize('walk', range(40))
-def test_random_steps(walk: int, rng: random.Random) -> None:
-    windows = Windows(rng)
+def test_random_steps(walk: int, sub_entries: bool, rng: random.Random) -> None:
+    windows = Windows(rng, sub_entries)
     for _ in range(150):
         windows.step()
     windows.seal()

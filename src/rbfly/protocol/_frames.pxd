@@ -51,6 +51,9 @@ cdef class FrameBuilder:
     # it is empty; 0 if unknown.
     cdef Py_ssize_t room
     cdef uint8_t *room_end
+    # The same of the open sub-entry.
+    cdef Py_ssize_t sub_entry_room
+    cdef uint8_t *sub_entry_room_end
     cdef Ids used                   # up to the highest one used so far
     cdef Py_ssize_t capacity_hint
     cdef SubEntry sub_entry         # messages of the open sub-entry, in no frame yet; or None
@@ -69,6 +72,7 @@ cdef class FrameBuilder:
     cdef int _enter(self) except -1
     cdef uint64_t _append(self, object message, ConfirmWaiter waiter) except? 0xdead
     cdef bint _append_ready(self, object message, PyObject *waiter) noexcept
+    cdef bint _append_to_ready_sub_entry(self, object message, PyObject *waiter) noexcept
     cdef int _append_first(self, object message, ConfirmWaiter waiter) except -1
     cdef uint64_t _append_to_sub_entry(self, object message, ConfirmWaiter waiter) except? 0xdead
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1
@@ -98,7 +102,7 @@ cdef inline bint is_short(object message) noexcept:
 cdef inline int append_next(
     FrameBuilder builder, object message, ConfirmWaiter waiter
 ) except -1:
-    if not builder.plain or not is_short(message):
+    if not is_short(message):
         builder._append(message, waiter)
     elif not builder._append_ready(message, <PyObject *> waiter):
         builder._append_first(message, waiter)

@@ -12,6 +12,7 @@ All messages of a sub-entry share one publishing id and one confirm.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.mem cimport PyMem_Free
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -148,7 +149,7 @@ cdef class FrameBuilder:
         self.max_unconfirmed = max(max_unconfirmed, unit)
         # A window of several frames: one is sent while another is being confirmed.
         self.frame_entries = max(1, self.max_unconfirmed // 10 // unit) * unit
-        self.room = 0
+        self.room = self.sub_entry_room = 0
 
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1:
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
@@ -219,7 +220,7 @@ cdef class FrameBuilder:
         if self.busy:
             raise PublisherError('the publisher cannot be used while it encodes a message')
         self.busy = True
-        self.room = 0
+        self.room = self.sub_entry_room = 0
         return 0
 
     # -- appending
@@ -281,7 +282,7 @@ cdef class FrameBuilder:
             or <PyObject *> (<Frame> open).last != waiter
             or self.room_end - start < size
         ):
-            return False
+            return self.sub_entry_room and self._append_to_ready_sub_entry(message, waiter)
         if self.amqp:
             p = store_short_head(p, DATA8, size)
         rbfly_copy(p, <const uint8_t *> PyBytes_AS_STRING(message), size)
@@ -313,11 +314,42 @@ cdef class FrameBuilder:
         return True
 
     @cython.final
+    cdef bint _append_to_ready_sub_entry(self, object message, PyObject *waiter) noexcept:
+        # The same for the open sub-entry, which has a message.
+        cdef PyObject *spans = <PyObject *> self.sub_entry_spans
+        cdef PyObject *span = PyList_GET_ITEM(<list> spans, PyList_GET_SIZE(<list> spans) - 1)
+        cdef OutBuffer *out = &self.sub_entry.out
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(message)
+        cdef uint8_t *start = out.p
+        cdef uint8_t *p = start + 4
+        if (
+            <PyObject *> (<SubEntrySpan> span).waiter != waiter
+            or (<SubEntrySpan> span).order + <uint32_t> (<SubEntrySpan> span).count
+            != <uint32_t> (<ConfirmWaiter> waiter).count
+            or self.sub_entry_room_end - start < size
+        ):
+            return False
+        if self.amqp:
+            p = store_short_head(p, DATA8, size)
+        rbfly_copy(p, <const uint8_t *> PyBytes_AS_STRING(message), size)
+        out.p = p + size
+        size = out.p - start
+        store_u32(start, <uint32_t> (size - 4))
+        (<SubEntrySpan> span).count = (<SubEntrySpan> span).count + 1
+        (<ConfirmWaiter> waiter).count = (<ConfirmWaiter> waiter).count + 1
+        (<ConfirmWaiter> waiter).remaining = (<ConfirmWaiter> waiter).remaining + 1
+        self.bytes_encoded += <uint64_t> size
+        self.sub_entry_room -= 1
+        self.sub_entry.count += 1
+        self.queued += 1
+        return True
+
+    @cython.final
     cdef int _append_first(self, object message, ConfirmWaiter waiter) except -1:
         # Append a message, and prepare for short ones that follow.
         cdef Py_ssize_t size
         self._append(message, waiter)
-        if self.open is not None:
+        if self.plain and self.open is not None:
             self.room = min(
                 self.frame_entries - 1 - self.open.count,
                 <Py_ssize_t> (self.ring.mask + 1 - (self.ring.tail - self.ring.head)),
@@ -369,6 +401,10 @@ cdef class FrameBuilder:
         self.queued += 1
         waiter.count += 1
         waiter.remaining += 1
+        if self.encode is None:
+            self.sub_entry_room = sub_entry.limit - sub_entry.count
+            end = min(sub_entry.out.end - sub_entry.out.start, limit)
+            self.sub_entry_room_end = sub_entry.out.start + end - (4 + SHORT_HEAD)
         return self.sub_entry_id
 
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1:

@@ -271,7 +271,9 @@ cdef class PublisherCore:
             self._next()
         append_next(window, message, self.filling)
         if self.bounded:
-            window.room = min(window.room, left - 1)    # `_append_ready` does not look at `left`
+            # `_append_ready` does not look at `left`.
+            window.room = min(window.room, left - 1)
+            window.sub_entry_room = min(window.sub_entry_room, left - 1)
         return 0
 
     cdef int _next(self) except -1:
