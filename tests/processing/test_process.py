@@ -103,6 +103,34 @@ async def test_restart_begins_at_the_lowest_unfinished_message(
     assert work.ended == [*range(5, 20)]
 
 
+@pytest.mark.parametrize('answers', [False, True])
+async def test_cancellation_logs_an_offset_that_is_not_stored(
+    client: rbs.StreamsClient,
+    stream: str,
+    answers: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def commit(*_: object) -> None:
+        if answers:
+            raise rbs.OffsetNotStored('no answer')
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr('rbfly.processing._processing.CANCEL_TIMEOUT', 0.01)
+    await publish(client, stream, range(20))
+    work, messages = Work(5), reading(client, stream)
+    monkeypatch.setattr(type(messages), 'commit', commit)
+    task = start(messages, work, every=0, interval=0)
+    await until(lambda: len(work.ended) == 19, 'all others are finished')
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await in_time(task)
+    error = 'no answer' if answers else 'RabbitMQ did not answer within 0.01 s'
+    (line,) = [r for r in caplog.records if r.name == 'rbfly.processing']
+    assert line.getMessage().endswith(f'offset 4 of stream {stream!r} is not stored: {error}')
+    assert line.levelname == 'WARNING'
+
+
 async def test_distance_is_bounded(client: rbs.StreamsClient, stream: str) -> None:
     await publish(client, stream, range(500))
     work = Work(3)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rbfly.streams import StreamsClient
 
 DEFAULT_URI = 'rabbitmq-stream://localhost'
-CONNECT_TIMEOUT = 5.0  # seconds
+CONNECT_TIMEOUT = 10.0  # seconds; RabbitMQ 4.0 may accept no connection for 5
 META = 'rbfly.connection'  # where click keeps what the options say
 
 

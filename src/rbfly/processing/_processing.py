@@ -113,9 +113,7 @@ class Processing:
                 self._on_stop()
                 messages.stop()
                 await self._close_workers(storing)
-                with suppress(Exception):
-                    async with time_limit(CANCEL_TIMEOUT):
-                        await self._store_all()
+                await self._store_when_cancelled()
                 raise
             await self._close_workers(storing)
         if self._error is not None:
@@ -346,6 +344,16 @@ class Processing:
             except Exception as ex:
                 self._fail(ex)
 
+    async def _store_when_cancelled(self) -> None:
+        try:
+            async with time_limit(CANCEL_TIMEOUT):
+                await self._store_all()
+        except Exception as ex:
+            error = str(ex) or f'RabbitMQ did not answer within {CANCEL_TIMEOUT:g} s'
+            for item in self._partitions.values():
+                if item.watermark not in (None, item.stored):
+                    self._log_not_stored(item, error, logging.WARNING)
+
     async def _store_all(self) -> None:
         await asyncio.gather(*[self._store(item) for item in self._partitions.values()])
 
@@ -360,9 +368,12 @@ class Processing:
             # Otherwise, the partition is lost, or was deleted.
             if isinstance(ex, OffsetNotStored) and self._messages.group is None:
                 raise
-            prefix = self._log_prefix
-            extra = facts(prefix, 'offset_not_stored', stream=stream, error=str(ex))
-            text = '%soffset %d of stream %r is not stored: %s'
-            logger.info(text, prefix, offset, stream, ex, extra=extra)
+            self._log_not_stored(partition, str(ex), logging.INFO)
         else:
             partition.stored = offset
+
+    def _log_not_stored(self, partition: Partition, error: str, level: int) -> None:
+        prefix, stream = self._log_prefix, partition.stream
+        extra = facts(prefix, 'offset_not_stored', stream=stream, error=error)
+        text = '%soffset %d of stream %r is not stored: %s'
+        logger.log(level, text, prefix, partition.watermark, stream, error, extra=extra)
