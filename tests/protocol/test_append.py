@@ -3,6 +3,7 @@
 import random
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -53,13 +54,14 @@ class Windows:
         size = rng.choice([2, 5, 12])
         kind = Compression(rng.choice(['none', 'gzip']))
 
-        def make() -> PublishWindow:
+        def new_window() -> PublishWindow:
             return PublishWindow(
                 3, *options, SubEntry(size, kind.code, compressor(kind)) if sub_entries else None
             )
 
-        self.pair = make(), make()
-        self.partitions = make(), make()  # where a waiter has messages, too
+        self.pair = new_window(), new_window()
+        # Where a waiter has messages, too.
+        self.elsewhere = [Feed(new_window()) for _ in range(2)]
         self.feeds = [Feed(window) for window in self.pair]
         named = rng.random() < 0.5
         for window in self.pair:
@@ -125,8 +127,11 @@ class Windows:
             self.add_waiter()
 
     def append_elsewhere(self) -> None:
-        for window, waiter in zip(self.partitions, self.waiters[-1], strict=True):
-            window.append(b'x', waiter)
+        for feed, waiter in zip(self.elsewhere, self.waiters[-1], strict=True):
+            with suppress(PublisherError):  # the highest id is used up
+                publish_id = feed.window.append(b'x', waiter)
+                take_all(feed.window)
+                feed.confirm(publish_id)
 
     def seal(self) -> None:
         if not self.sealed:
@@ -235,3 +240,30 @@ def test_smaller_window_ends_a_run() -> None:
     window.resize(10)
     window.extend(iter([b'x'] * 3), 100, waiter)
     assert [len(frame) for frame in taken(window)] == [4, 1, 1]
+
+
+@pytest.mark.parametrize('size', [None, 2])
+def test_code_that_runs_while_messages_are_dropped(size: int | None) -> None:
+    class Last:
+        def __del__(self) -> None:
+            with pytest.raises(PublisherError):
+                window.extend(iter([b'inner']), 1, last)
+            called.append(True)
+
+    called: list[bool] = []
+    window = PublishWindow(3, 0, 100, 1, sub_entry=SubEntry(size) if size else None)
+    feed, last = Feed(window), ConfirmWaiter()
+    confirmed: ConfirmWaiter | None = ConfirmWaiter(Last())
+    assert confirmed is not None
+    window.extend(iter([b'a', b'b']), 2, confirmed)
+    window.extend(iter([b'c', b'd']), 2, ConfirmWaiter())
+    take_all(window)
+    feed.confirm(*range(1, 3 if size is None else 2))
+    feed.done.clear()
+    confirmed = None
+    assert not called
+    window.fail_pending()
+    assert called
+    window.extend(iter([b'x', b'y']), 2, last)
+    ((_, _, messages), *_) = read_entries(take_all(window)[0])
+    assert messages[0].endswith(b'x')

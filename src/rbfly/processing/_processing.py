@@ -113,7 +113,8 @@ class Processing:
                 self._on_stop()
                 messages.stop()
                 await self._close_workers(storing)
-                await self._store_when_cancelled()
+                partitions = self._partitions.values()
+                await asyncio.gather(*[self._store_when_cancelled(item) for item in partitions])
                 raise
             await self._close_workers(storing)
         if self._error is not None:
@@ -344,16 +345,6 @@ class Processing:
             except Exception as ex:
                 self._fail(ex)
 
-    async def _store_when_cancelled(self) -> None:
-        try:
-            async with time_limit(CANCEL_TIMEOUT):
-                await self._store_all()
-        except Exception as ex:
-            error = str(ex) or f'RabbitMQ did not answer within {CANCEL_TIMEOUT:g} s'
-            for item in self._partitions.values():
-                if item.watermark not in (None, item.stored):
-                    self._log_not_stored(item, error, logging.WARNING)
-
     async def _store_all(self) -> None:
         await asyncio.gather(*[self._store(item) for item in self._partitions.values()])
 
@@ -368,12 +359,22 @@ class Processing:
             # Otherwise, the partition is lost, or was deleted.
             if isinstance(ex, OffsetNotStored) and self._messages.group is None:
                 raise
-            self._log_not_stored(partition, str(ex), logging.INFO)
+            self._log_not_stored(offset, stream, str(ex), logging.INFO)
         else:
             partition.stored = offset
 
-    def _log_not_stored(self, partition: Partition, error: str, level: int) -> None:
-        prefix, stream = self._log_prefix, partition.stream
+    async def _store_when_cancelled(self, partition: Partition) -> None:
+        offset = partition.watermark
+        try:
+            async with time_limit(CANCEL_TIMEOUT):
+                await self._store(partition)
+        except Exception as ex:
+            if isinstance(ex, TimeoutError):
+                ex = OffsetNotStored(f'no answer within {CANCEL_TIMEOUT:g} s of the cancellation')
+            self._log_not_stored(offset, partition.stream, str(ex), logging.WARNING)
+
+    def _log_not_stored(self, offset: int | None, stream: str, error: str, level: int) -> None:
+        prefix = self._log_prefix
         extra = facts(prefix, 'offset_not_stored', stream=stream, error=error)
         text = '%soffset %d of stream %r is not stored: %s'
-        logger.log(level, text, prefix, partition.watermark, stream, error, extra=extra)
+        logger.log(level, text, prefix, offset, stream, error, extra=extra)

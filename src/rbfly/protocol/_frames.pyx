@@ -269,8 +269,8 @@ cdef class FrameBuilder:
 
     @cython.final
     cdef bint _append_ready(self, object message, PyObject *waiter) noexcept:
-        # Append a short message if `room` is for its waiter; else return False.  Nothing here can
-        # fail or run other code, so objects are borrowed.
+        # Append a short message if `room`, or that of the open sub-entry, is for its waiter; else
+        # return False.  Nothing here can fail or run other code, so objects are borrowed.
         cdef PyObject *open = <PyObject *> self.open
         cdef Py_ssize_t size = PyBytes_GET_SIZE(message)
         cdef uint8_t *start = self.out.p
@@ -401,7 +401,7 @@ cdef class FrameBuilder:
         self.queued += 1
         waiter.count += 1
         waiter.remaining += 1
-        if self.encode is None:
+        if sub_entry.encode is None:
             self.sub_entry_room = sub_entry.limit - sub_entry.count
             end = min(sub_entry.out.end - sub_entry.out.start, limit)
             self.sub_entry_room_end = sub_entry.out.start + end - (4 + SHORT_HEAD)

@@ -314,18 +314,22 @@ cdef class PublishWindow(FrameBuilder):
         """Drop all unsettled messages; return the waiters that they belong to (list)."""
         cdef list unsettled = self._unsettled()
         cdef list done
-        done, self.too_large = self.too_large, []
-        self.frames_base += <uint64_t> len(self.frames) + (self.open is not None)
-        self.next_frame = self.frames_base
-        self.frames = []
-        self.open = None
-        out_discard(&self.out)
-        if self.sub_entry is not None:
-            self.sub_entry_spans = []
-            self.sub_entry._drop(out_size(&self.sub_entry.out))
-        self.ring.head = self.ring.sent = self.ring.cursor = self.ring.tail
-        self.in_flight = self.queued = self.given_up = self.withdrawn = 0
-        self._roll_back()
+        self._enter()
+        try:
+            done, self.too_large = self.too_large, []
+            self.frames_base += <uint64_t> len(self.frames) + (self.open is not None)
+            self.next_frame = self.frames_base
+            self.frames = []        # may run code of the program: `__del__` of a future
+            self.open = None
+            out_discard(&self.out)
+            if self.sub_entry is not None:
+                self.sub_entry_spans = []
+                self.sub_entry._drop(out_size(&self.sub_entry.out))
+            self.ring.head = self.ring.sent = self.ring.cursor = self.ring.tail
+            self.in_flight = self.queued = self.given_up = self.withdrawn = 0
+            self._roll_back()
+        finally:
+            self.busy = False
         for item, order, unsent in unsettled:
             give_up(item, order, unsent, done)
         return done

@@ -175,6 +175,18 @@ async def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception]
             pytest.fail('the publisher is not opened')
 
 
+async def test_batch_stops_at_a_full_window(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.publisher(stream, sub_entry_size=5, max_unconfirmed=7) as publisher:
+        for _ in range(2):
+            for number in range(7):
+                publisher.batch(b'%d' % number)
+            with pytest.raises(rbs.WindowTimeout):
+                publisher.batch(b'7')
+            await publisher.flush()
+    messages = [decode_amqp(message).body for message in await stored(client, stream)]
+    assert messages == [b'%d' % number for number in range(7)] * 2
+
+
 async def test_missing_compression_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'cramjam', None)
     client = rbs.streams_client('rabbitmq-stream://127.0.0.1:1/')
