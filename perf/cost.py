@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from select import select
 from time import clock_gettime, monotonic, sleep
 from urllib.parse import urlsplit
 
@@ -38,14 +39,16 @@ def meter(address: str, clients: Iterable[int]) -> Iterator[dict[str, float]]:
     pids, listening = set(clients), list(processes(port))
     found: dict[str, float] = {}
     await_closed(port)  # else the end of a connection that others closed before would count
+    others = counted(listed(port)).keys() - connections(port, pids).keys()  # may end meanwhile
     with socket.create_server(('127.0.0.1', 0)) as last, events(port, last) as ended:
         before, times = connections(port, pids), cpu_times(listening)
         yield found
         later = cpu_times(listening)
         after = open_connections(port, pids) | ended_connections(ended, last)
     found['broker_cpu'] = sum(later[pid] - times[pid] for pid in later.keys() & times.keys())
+    own = [(count, before.get(at, (0, 0))) for at, count in after.items() if at not in others]
     for i, name in enumerate(('sent', 'received')):
-        found[name] = sum(count[i] - before.get(at, (0, 0))[i] for at, count in after.items())
+        found[name] = sum(now[i] - then[i] for now, then in own)
 
 
 def processes(port: int) -> Iterator[int]:
@@ -121,6 +124,8 @@ def events(port: int, last: socket.socket) -> Iterator[Iterator[str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
+            while not select([process.stdout], [], [], 0.05)[0]:
+                end_connection(last)  # until `ss` has seen one, it may miss others
             yield process.stdout
         finally:
             process.terminate()
@@ -128,15 +133,22 @@ def events(port: int, last: socket.socket) -> Iterator[Iterator[str]]:
 
 def ended_connections(events: Iterable[str], last: socket.socket) -> Connections:
     """Counters of the connections that have ended before one that ends here."""
-    with socket.create_connection(last.getsockname()):
-        accepted, (host, port) = last.accept()
-    accepted.close()
+    end, to_last = end_connection(last), ' {}:{} '.format(*last.getsockname())
     lines: list[str] = []
     for line in events:
-        if f' {host}:{port} ' in line:
+        if f' {end} ' in line:
             return counted(lines)
-        lines.append(line)
+        if to_last not in line:
+            lines.append(line)
     raise OSError('`ss --events` has ended')
+
+
+def end_connection(server: socket.socket) -> str:
+    """Open and close a connection; return the client's address."""
+    with socket.create_connection(server.getsockname()):
+        accepted, (host, port) = server.accept()
+    accepted.close()
+    return f'{host}:{port}'
 
 
 def counted(lines: Iterable[str]) -> Connections:

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +83,30 @@ def test_meter_counts_the_bytes_of_the_client() -> None:
     assert (found['sent'], found['received']) == (3_000, 1_500 + 2)
     assert found['broker_cpu'] > 0
     assert {*found} == {*cost.COLUMNS}
+
+
+OTHER = """
+import socket, sys
+with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as client:
+    client.sendall(b'x' * 1_000)
+    input()
+"""
+
+
+def test_meter_leaves_out_connections_of_other_processes() -> None:
+    """Even if they end meanwhile, when they no longer name their process."""
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        host, port = server.getsockname()
+        command = [sys.executable, '-c', OTHER, str(port)]
+        with (
+            subprocess.Popen(command, stdin=subprocess.PIPE) as other,
+            server.accept()[0] as accepted,
+        ):
+            assert accepted.recv(1_000, socket.MSG_WAITALL) == b'x' * 1_000
+            with cost.meter(f'{host}:{port}', [os.getpid()]) as found:
+                other.communicate(b'\n')
+                accepted.close()
+    assert (found['sent'], found['received']) == (0, 0)
 
 
 def test_meter_ends_with_the_turn() -> None:
