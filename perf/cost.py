@@ -39,9 +39,11 @@ def meter(address: str, clients: Iterable[int]) -> Iterator[dict[str, float]]:
     pids, listening = set(clients), list(processes(port))
     found: dict[str, float] = {}
     await_closed(port)  # else the end of a connection that others closed before would count
-    others = counted(listed(port)).keys() - connections(port, pids).keys()  # may end meanwhile
+    earlier = counted(listed(port)).keys()
     with socket.create_server(('127.0.0.1', 0)) as last, events(port, last) as ended:
         before, times = connections(port, pids), cpu_times(listening)
+        # Connections of other processes, and of a warm-up that has just been closed, may end.
+        others = earlier - before.keys()
         yield found
         later = cpu_times(listening)
         after = open_connections(port, pids) | ended_connections(ended, last)

@@ -109,6 +109,27 @@ def test_meter_leaves_out_connections_of_other_processes() -> None:
     assert (found['sent'], found['received']) == (0, 0)
 
 
+def test_meter_leaves_out_a_connection_that_ends_before_the_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def events(port: int, last: socket.socket) -> Iterator[Iterator[str]]:
+        with watching(port, last) as lines:
+            for one in pair:
+                one.close()
+            yield lines
+
+    watching = cost.events
+    monkeypatch.setattr(cost, 'events', events)
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        host, port = server.getsockname()
+        with connected((host, port), server) as pair:
+            transfer(*pair)
+            with cost.meter(f'{host}:{port}', [os.getpid()]) as found:
+                pass
+    assert (found['sent'], found['received']) == (0, 0)
+
+
 def test_meter_ends_with_the_turn() -> None:
     with socket.create_server(('127.0.0.1', 0)) as server:
         host, port = server.getsockname()
