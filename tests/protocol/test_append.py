@@ -60,7 +60,7 @@ class Windows:
             )
 
         self.pair = new_window(), new_window()
-        # Where a waiter has messages, too.
+        # Windows of other partitions, to which the program sends messages of the same waiter.
         self.elsewhere = [Feed(new_window()) for _ in range(2)]
         self.feeds = [Feed(window) for window in self.pair]
         named = rng.random() < 0.5

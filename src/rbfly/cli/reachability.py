@@ -28,7 +28,7 @@ from .certificate import Certificate, read_certificate
 NAME_LIMIT = 5.0  # seconds to resolve a name
 PORT_LIMIT = 3.0  # seconds until a port accepts a connection
 TLS_LIMIT = 10.0  # seconds for a TLS handshake; RabbitMQ 4.0 may accept no connection for 5
-SIGN_ON_LIMIT = 10.0  # seconds, likewise; RabbitMQ takes 3 to refuse a virtual host
+SIGN_ON_LIMIT = 10.0  # seconds, for the same reason; it takes 3 to refuse a virtual host
 CLOSE_LIMIT = 1.0
 SOON = 30  # days before a certificate expires to warn
 
