@@ -75,7 +75,12 @@ def encoders_of(message: Any) -> list[Callable[[], object]]:
         lambda: encode_amqp_bytes(context),
         lambda: encode_amqp(bytearray(10_000), context),
     ]
-    return found if context is message else [lambda: encode_amqp_bytes(message), *found]
+    if context is not message:
+        found += [
+            lambda: encode_amqp_bytes(message),
+            lambda: encode_amqp(bytearray(10_000), message),
+        ]
+    return found
 
 
 @pytest.mark.parametrize(

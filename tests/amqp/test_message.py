@@ -762,11 +762,13 @@ def test_encode_into_a_buffer() -> None:
 
 
 def test_encode_arguments() -> None:
-    for buffer, message in ((b'abc', stream_message_ctx(1)), (bytearray(9), 1), (None, None)):
+    for buffer, message in ((b'abc', stream_message_ctx(1)), (None, None)):
         with pytest.raises(TypeError):
             encode_amqp(buffer, message)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         encode_amqp(bytearray(9))  # type: ignore[call-arg]
+    with pytest.raises(AMQPEncoderTypeError):
+        encode_amqp(bytearray(9), object())  # type: ignore[arg-type]
 
 
 def test_buffer_cannot_be_resized_during_encoding() -> None:

@@ -14,7 +14,7 @@ import pytest
 from amqp_values import VALUE, decode_value, encode_value
 
 from rbfly.amqp import AMQPProperties, Message, decode_amqp, encode_amqp, encode_amqp_bytes
-from rbfly.error import AMQPDecoderError, MessageTypeError
+from rbfly.error import AMQPDecoderError, MessageTypeError, RbFlyBufferError
 from rbfly.types import Symbol
 
 
@@ -131,9 +131,18 @@ def compound(code: int, values: list[bytes], count: int) -> bytes:
 def encoded(body: Any) -> bytes:
     """Encode a message in each way."""
     buffer = bytearray(200_000)
-    size = encode_amqp(buffer, Message(body))
     raw = encode_amqp_bytes(body)
-    assert encode_amqp_bytes(Message(body)) == raw == buffer[:size]
+    assert encode_amqp_bytes(Message(body)) == raw
+    for message in (body, Message(body)):
+        buffer[: len(raw) + 1] = b'\xee' * (len(raw) + 1)
+        assert encode_amqp(buffer, message) == len(raw)
+        assert buffer[: len(raw) + 1] == raw + b'\xee'
+        exact = bytearray(len(raw))
+        assert encode_amqp(exact, message) == len(raw)
+        assert exact == raw
+        for size in {0, len(raw) // 2, len(raw) - 1}:
+            with pytest.raises(RbFlyBufferError):
+                encode_amqp(bytearray(size), message)
     return raw
 
 

@@ -344,7 +344,7 @@ cdef int fail_foreign(OutBuffer *out) except -1:
 
 
 cdef Py_ssize_t retry_encode(
-    OutBuffer *out, bytearray buffer, rbfly_export *pin, Message message
+    OutBuffer *out, bytearray buffer, rbfly_export *pin, object message
 ) except -1:
     """After an error: retry, as the encoder may have reserved more space than it needs."""
     cdef bint too_small = PyErr_ExceptionMatches(BufferError)
@@ -364,57 +364,24 @@ cdef Py_ssize_t retry_encode(
     return len(data)
 
 
-@cython.binding(False)
-def encode_amqp(bytearray buffer not None, Message message not None):
-    """Encode a message to the start of a buffer.
-
-    Raises RbFlyBufferError if the buffer is too small, and an AMQPEncoderError for a value that
-    AMQP 1.0 cannot represent; the contents of the buffer are then undefined.  Other threads, and
-    code run by the values, must not encode to the same buffer at the same time.
-
-    :param buffer: destination (bytearray); its size does not change.
-    :param message: the message (Message).
-    :returns: number of bytes written (int).
-    """
+# `part`: what `only_part` returns.
+cdef Py_ssize_t encode_into(bytearray buffer, object message, PyObject *part) except -1:
     cdef OutBuffer out
     cdef rbfly_export pin
+    cdef int put
     out_fixed(
         &out, <uint8_t *> PyByteArray_AS_STRING(buffer), PyByteArray_GET_SIZE(buffer)
     )
     rbfly_pin(buffer, &pin)
-    if (<raw_put_context> put_context)(&out, message) < 0:
+    if <PyObject *> message == part and type(message) is Message:
+        put = (<raw_put_context> put_context)(&out, message)
+    else:
+        body = <object> part        # hold a reference: values may run foreign code
+        put = (<raw_put_body> put_body)(&out, body)
+    if put < 0:
         return retry_encode(&out, buffer, &pin, message)
     rbfly_unpin(buffer, &pin)
     return out_size(&out)
-
-
-cdef enum:
-    LOCAL = 2048        # bytes on the stack
-
-
-cdef object encode_section(uint32_t head, const void *data, Py_ssize_t n):
-    """A message of a data section or of ASCII text; `head` is how it begins if it is short."""
-    cdef object message = PyBytes_FromStringAndSize(NULL, section_size(n))
-    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(message)
-    if n <= SHORT:
-        rbfly_copy(store_short_head(p, head, n), <const uint8_t *> data, n)
-    else:
-        store_u32(p, head | codes.SIZE32)
-        store_u32(p + 4, <uint32_t> n)
-        memcpy(p + 8, data, <size_t> n)
-    return message
-
-
-cdef object encode_float(double v):
-    cdef object message = PyBytes_FromStringAndSize(NULL, 12)
-    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(message)
-    store_u32(p, FLOAT8)
-    store_u64(p + 4, double_bits(v))
-    return message
-
-
-cdef inline bint is_plain(object body) noexcept:
-    return type(body) is bytes or type(body) is str or type(body) is float
 
 
 cdef inline PyObject *only_part(object message) noexcept:
@@ -427,19 +394,90 @@ cdef inline PyObject *only_part(object message) noexcept:
     return <PyObject *> message
 
 
-cdef object encode_plain(object body, object message):
-    """Encode bytes, text or a float: of all but other text than ASCII, the size is known."""
-    cdef const char *data = NULL
-    cdef Py_ssize_t n = 0
-    if type(body) is float:
-        return encode_float(PyFloat_AS_DOUBLE(body))
+cdef inline bint is_plain(object body) noexcept:
+    return type(body) is bytes or type(body) is str or type(body) is float
+
+
+# A body of bytes, ASCII text or a float: the size of its message is known before it is encoded.
+cdef struct Plain:
+    uint32_t head           # DATA8, TEXT8 or FLOAT8
+    const char *data
+    Py_ssize_t n
+    uint64_t bits           # of the float
+
+
+cdef inline Py_ssize_t plain_size(object body, Plain *plain) noexcept:
+    """The size of a message with this plain body only; 0 for other text than ASCII."""
     if type(body) is bytes:
-        n = PyBytes_GET_SIZE(body)
-        if not is_beyond_u32(n):
-            return encode_section(DATA8, PyBytes_AS_STRING(body), n)
-    elif rbfly_ascii_data(<PyObject *> body, &data, &n) and not is_beyond_u32(n):
-        return encode_section(TEXT8, data, n)
-    return encode_any(message)
+        plain.head = DATA8
+        plain.data = PyBytes_AS_STRING(body)
+        plain.n = PyBytes_GET_SIZE(body)
+    elif type(body) is float:
+        plain.head = FLOAT8
+        plain.bits = double_bits(PyFloat_AS_DOUBLE(body))
+        return 12
+    elif rbfly_ascii_data(<PyObject *> body, &plain.data, &plain.n):
+        plain.head = TEXT8
+    else:
+        return 0
+    return 0 if is_beyond_u32(plain.n) else section_size(plain.n)
+
+
+cdef inline void store_plain(uint8_t *p, const Plain *plain) noexcept:
+    if plain.head == FLOAT8:
+        store_u32(p, FLOAT8)
+        store_u64(p + 4, plain.bits)
+    elif plain.n <= SHORT:
+        p = store_short_head(p, plain.head, plain.n)
+        rbfly_copy(p, <const uint8_t *> plain.data, plain.n)
+    else:
+        store_u32(p, plain.head | codes.SIZE32)
+        store_u32(p + 4, <uint32_t> plain.n)
+        memcpy(p + 8, plain.data, <size_t> plain.n)
+
+
+cdef Py_ssize_t put_plain(bytearray buffer, object body) noexcept:
+    """The size of the message; 0 if the body is not ASCII text, or the buffer is too small."""
+    cdef Plain plain
+    cdef Py_ssize_t size = plain_size(body, &plain)
+    if not size or size > PyByteArray_GET_SIZE(buffer):
+        return 0
+    store_plain(<uint8_t *> PyByteArray_AS_STRING(buffer), &plain)
+    return size
+
+
+cdef object encode_plain(object body, object message):
+    cdef Plain plain
+    cdef object encoded
+    cdef Py_ssize_t size = plain_size(body, &plain)
+    if not size:
+        return encode_any(message)
+    encoded = PyBytes_FromStringAndSize(NULL, size)
+    store_plain(<uint8_t *> PyBytes_AS_STRING(encoded), &plain)
+    return encoded
+
+
+@cython.binding(False)
+def encode_amqp(bytearray buffer not None, message):
+    """Encode a message to the start of a buffer.
+
+    Raises RbFlyBufferError if the buffer is too small, and an AMQPEncoderError for a value that
+    AMQP 1.0 cannot represent; the contents of the buffer are then undefined.  Other threads, and
+    code run by the values, must not encode to the same buffer at the same time.
+
+    :param buffer: destination (bytearray); its size does not change.
+    :param message: Message, or a body of any type.
+    :returns: number of bytes written (int).
+    """
+    cdef PyObject *body = only_part(message)
+    cdef Py_ssize_t size = put_plain(buffer, <object> body) if is_plain(<object> body) else 0
+    if not size:
+        size = encode_into(buffer, message, body)
+    return size
+
+
+cdef enum:
+    LOCAL = 2048        # bytes on the stack
 
 
 cdef object encode_any(object message):
