@@ -129,7 +129,7 @@ class Codec(Work):
 
     def __init__(self, make: Callable[[str, Message], Case], kind: Kind, target: Target) -> None:
         super().__init__(kind, target)
-        work, _, message = kind.name.rpartition('-')
+        work, _, message = (kind.like or kind.name).rpartition('-')
         self.case = make(work, MESSAGES[message])
 
     async def open(self) -> None:

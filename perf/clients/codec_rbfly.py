@@ -32,8 +32,12 @@ def contents(ctx: MessageCtx) -> tuple[Any, ...]:
     return ctx.body, properties, ctx.app_properties
 
 
-def case(work: str, message: Message) -> Case:
-    context = f'stream_message_ctx({arguments(message)})'
+def case(work: str, message: Message, context: str = '') -> Case:
+    """A statement of the public API.
+
+    :param context: source of what to encode; by default, it creates a message.
+    """
+    context = context or f'stream_message_ctx({arguments(message)})'
     buffer = bytearray(4096)
     names = message.names() | {
         'AMQPProperties': AMQPProperties,

@@ -307,6 +307,14 @@ class ConsumeBatches(Consume):
         return count - left, data
 
 
+class ConsumeViews(ConsumeBatches):
+    """The bodies are views of the received memory, not copies."""
+
+    def subscribe(self, count: int) -> list[rbs.Subscription]:
+        stream, first = self.target.stream, rbs.Offset.FIRST
+        return [self.client.subscribe(stream, offset=first, copy=False) for _ in range(count)]
+
+
 class ConsumeMessages(Consume):
     async def checked(self, subscription: rbs.Subscription) -> AsyncGenerator[Any, None]:
         offset = 0
@@ -416,7 +424,12 @@ MAKE: dict[str, type[Work]] = {
     'on-and-on': Repeat,
     'open-loop': AtFixedRate,
 }
-READ = {'bodies': Consume, 'batches': ConsumeBatches, 'messages': ConsumeMessages}
+READ = {
+    'bodies': Consume,
+    'batches': ConsumeBatches,
+    'views': ConsumeViews,
+    'messages': ConsumeMessages,
+}
 
 
 def make(

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from .. import UsageError, programs
-from . import cost, libraries, tls
+from .. import pythons as interpreters
+from . import cost, libraries, pythons, tls
 from .kinds import KINDS, ROUNDS, SCENARIOS
 from .libraries import DISTRIBUTION, LIBRARIES, REFERENCES
 from .model import Kind, Lane, Library, Scenario, Stored
@@ -37,7 +38,7 @@ __all__ = [
     'versions',
 ]
 
-USES = (*libraries.USES, *tls.USES, *cost.USES)
+USES = (*libraries.USES, *pythons.USES, *tls.USES, *cost.USES)
 LANES = {lane.name: lane for lane in (Lane(use, KINDS[kind]) for use in USES for kind in use.kinds)}
 
 # Commands that install the missing packages.
@@ -81,6 +82,8 @@ def missing(lane: Lane) -> str:
     """Return what is not installed and how to install it; empty if nothing is missing."""
     if lane.library.program:
         return programs.missing(lane.library.program)
+    if lane.use.python:
+        return interpreters.missing(lane.use.python)
     absent = [name for name in lane.needs if version(name) is None]
     if not absent:
         return ''
@@ -102,4 +105,6 @@ def versions(lanes: Iterable[Lane]) -> dict[str, str]:
     texts = {name: version(name) for name in sorted({name for ln in chosen for name in ln.needs})}
     used = {ln.library.program for ln in chosen} - {''}
     texts |= {program: programs.version(program) for program in sorted(used)}
+    for other in sorted({ln.use.python for ln in chosen} - {''}):
+        texts[f'Python {other}'] = interpreters.found(tuple(interpreters.command(other)))
     return {name: text for name, text in texts.items() if text is not None}

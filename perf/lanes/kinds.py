@@ -136,6 +136,10 @@ SCENARIOS = {
         'nodes that lead partitions',
         {'publish': 'published by key', 'consume': 'consumed from all partitions'},
     ),
+    'pythons': Scenario(
+        'Python 3.14',
+        'the same work on the Python of the run and on Python 3.14, in the same rounds',
+    ),
     'tls': Scenario(
         'TLS',
         'the same work with and without TLS, in the same rounds; messages of 10 bytes unless stated'

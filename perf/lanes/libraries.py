@@ -14,10 +14,15 @@ LIBRARIES = {
         Library('rbfly', 'RbFly', (DISTRIBUTION,)),
         Library('rbfly-amqp', 'RbFly (AMQP)', (DISTRIBUTION,)),
         Library('rbfly-raw', 'RbFly (raw bytes)', (DISTRIBUTION,)),
+        Library('rbfly-body', 'RbFly (body)', (DISTRIBUTION,)),
         Library('rbfly-submit', 'RbFly (submit)', (DISTRIBUTION,)),
         Library('rbfly-atomic', 'RbFly (send_atomic)', (DISTRIBUTION,)),
         Library('rbfly-batches', 'RbFly (batches)', (DISTRIBUTION,)),
+        Library('rbfly-views', 'RbFly (views)', (DISTRIBUTION,)),
         Library('rbfly-messages', 'RbFly (messages)', (DISTRIBUTION,)),
+        Library('rbfly-py3.14', 'RbFly (Python 3.14)', (DISTRIBUTION,)),
+        Library('rbfly-body-py3.14', 'RbFly (body, Python 3.14)', (DISTRIBUTION,)),
+        Library('rbfly-batches-py3.14', 'RbFly (batches, Python 3.14)', (DISTRIBUTION,)),
         Library('rbfly-1-worker', 'RbFly (1 worker)', (DISTRIBUTION,)),
         Library('rbfly-16-workers', 'RbFly (16 workers)', (DISTRIBUTION,)),
         Library('rbfly-pipe', 'RbFly (pipe)', (DISTRIBUTION,)),
@@ -34,14 +39,16 @@ LIBRARIES = {
         Library('go', 'Go client', program='go'),
         Library('java', 'Java client', program='java'),
         Library('msgspec', 'msgspec (MessagePack)', ('msgspec',)),
+        Library('msgspec-py3.14', 'msgspec (Python 3.14)', ('msgspec',)),
         Library('bare-uvloop', 'asyncio protocol (floor)', is_floor=True),
+        Library('bare-uvloop-py3.14', 'asyncio protocol (floor, Python 3.14)', is_floor=True),
         Library('raw-socket', 'blocking socket (floor)', is_floor=True),
         Library('rbfly-polling', 'RbFly (busy polling)', (DISTRIBUTION,)),
         Library('bare-uvloop-polling', 'polling asyncio protocol (floor)', is_floor=True),
         Library('raw-socket-polling', 'polling socket (floor)', is_floor=True),
     )
 }
-REFERENCES = ('msgspec',)  # writes another format
+REFERENCES = ('msgspec', 'msgspec-py3.14')  # writes another format
 
 WITHOUT_LOOP = ('raw-socket', 'raw-socket-polling', 'confluent', 'go', 'java')
 LOOPS = {'rbfly-aiofastnet': 'aiofastnet'}
@@ -63,19 +70,21 @@ def use(name: str, module: str, kinds: str, how: str, part: float = 1, **options
     return Use(LIBRARIES[name], module, tuple(found), how, loop, broker, part, options)
 
 
-def codec(name: str, how: str, into: bool = False) -> Use:
+def codec(name: str, how: str, into: bool = False, only: tuple[str, ...] = ()) -> Use:
     """How a library is used without a broker.
 
     :param into: it encodes into a buffer, and decodes to types.
+    :param only: all kinds of work that it does.
     """
     left_out = () if into else ('encode-into', *TYPED_WORK)
-    kinds = tuple(kind for kind in names('codec') if not kind.startswith(left_out))
-    return Use(LIBRARIES[name], f'codec_{name}', kinds, how, 'none', '')
+    kinds = only or tuple(kind for kind in names('codec') if not kind.startswith(left_out))
+    return Use(LIBRARIES[name], f'codec_{name.replace("-", "_")}', kinds, how, 'none', '')
 
 
 ROUND_TRIPS = 'single batch'
 BATCHES = f'{ROUND_TRIPS} sub-batch'
 CONSUMING = 'consume/ sub-consume'
+PLAIN = ('seed', 'data10', 'data1k', 'nested')  # messages that are a body only
 ALL = f'{BATCHES} window tasks-100 tasks-1000 sub-publish {CONSUMING}'
 SUPER = 'super-publish super-tasks super-one super-consume super-nodes/'
 
@@ -156,6 +165,13 @@ USES = (
         f'{CONSUMING} sizes/read clients-consume',
         '`async for` over `subscription.batches()`, `for` over the bodies of each batch',
         read='batches',
+    ),
+    use(
+        'rbfly-views',
+        'rbfly',
+        'sizes/read',
+        'like `rbfly-batches`, with `client.subscribe(..., copy=False)`',
+        read='views',
     ),
     use(
         'rbfly-messages',
@@ -240,6 +256,12 @@ USES = (
         '`encode_amqp(buffer, stream_message_ctx(data))`, `encode_amqp_bytes`,'
         ' `decode_amqp(raw).body`; typed: `decode_amqp(raw, type=Order).body`',
         into=True,
+    ),
+    codec(
+        'rbfly-body',
+        '`encode_amqp(buffer, data)`, `encode_amqp_bytes(data)`: without a message object, as'
+        ' `Publisher.send(data)` does',
+        only=tuple(f'{work}-{body}' for work in ('encode-into', 'encode') for body in PLAIN),
     ),
     codec(
         'msgspec',

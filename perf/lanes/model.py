@@ -150,6 +150,7 @@ class Use:
     :ivar broker: broker that it uses; empty for none.
     :ivar part: fraction of a kind's messages that a slow library handles per round.
     :ivar options: additional arguments for the function `make` of the module.
+    :ivar python: version of the Python that runs it, such as 3.14; empty for that of the run.
     """
 
     library: Library
@@ -160,6 +161,7 @@ class Use:
     broker: str
     part: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    python: str = ''
 
 
 @dataclass(frozen=True)

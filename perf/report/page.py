@@ -43,6 +43,12 @@ GOALS: tuple[tuple[str, str, float, float | None], ...] = (
     ('rbfly-decode-typed-order', 'rbfly-decode-by-hand-order', 1.0, None),
     ('rbfly-cost-publish', 'raw-socket-cost-publish', 0.9, 1.3),
     ('rbfly-batches-cost-consume', 'raw-socket-cost-consume', 0.85, 1.2),
+    ('rbfly-py3.14-py-single', 'bare-uvloop-py3.14-py-single', 0.98, 1.15),
+    ('rbfly-py3.14-py-batch', 'bare-uvloop-py3.14-py-batch', 0.97, 1.35),
+    ('rbfly-py3.14-py-window', 'raw-socket-py-window', 0.9, None),
+    ('rbfly-py3.14-py-tasks-100', 'bare-uvloop-py3.14-py-tasks-100', 0.75, None),
+    ('rbfly-py3.14-py-consume', 'rbfly-py-consume', 0.85, 1.2),
+    ('rbfly-batches-py3.14-py-consume', 'raw-socket-py-consume', 0.85, None),
     ('rbfly-tls-window', 'rbfly-plain-window', 0.9, None),
     ('rbfly-tls-window-1k', 'rbfly-plain-window-1k', 0.9, None),
     *(
