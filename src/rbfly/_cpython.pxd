@@ -367,6 +367,53 @@ cdef extern from *:
     }
     #endif
 
+    /* -- Bytes for the body of a message in a loop: its variable still refers to the last body, so
+       that the one before, if nothing else refers to it, becomes the next one.  If several bodies
+       do not fit, e.g. because the program keeps them, the next ones are allocated at once.
+       Gain: 108 of 678 for a message of `async for`. */
+    #if RBFLY_INTERNALS
+    #define RBFLY_RECENT_MAX 512
+    #define RBFLY_RECENT_MISSES 4
+    #define RBFLY_RECENT_REST 250
+    static PyObject *rbfly_recent[2];
+    static unsigned rbfly_recent_turn, rbfly_recent_misses, rbfly_recent_rest;
+
+    Py_NO_INLINE static PyObject *rbfly_other_bytes(
+        PyObject **recent, const uint8_t *p, Py_ssize_t n
+    ) {
+        PyObject *made = rbfly_bytes(p, n);
+        if (++rbfly_recent_misses == RBFLY_RECENT_MISSES) {
+            rbfly_recent_misses = 0;
+            rbfly_recent_rest = RBFLY_RECENT_REST;
+        }
+        if (made != NULL && n <= RBFLY_RECENT_MAX) {
+            Py_INCREF(made);
+            Py_XSETREF(*recent, made);
+        }
+        return made;
+    }
+    static inline PyObject *rbfly_next_bytes(const uint8_t *p, Py_ssize_t n) {
+        PyObject **recent, *found;
+        if (rbfly_recent_rest) {
+            rbfly_recent_rest--;
+            return rbfly_bytes(p, n);
+        }
+        recent = &rbfly_recent[rbfly_recent_turn ^= 1];
+        found = *recent;
+        if (found == NULL || Py_REFCNT(found) != 1 || Py_SIZE(found) != n)
+            return rbfly_other_bytes(recent, p, n);
+        rbfly_recent_misses = 0;
+        rbfly_forget_hash(found);
+        rbfly_fill(found, p, n);
+        Py_INCREF(found);
+        return found;
+    }
+    #else
+    static inline PyObject *rbfly_next_bytes(const uint8_t *p, Py_ssize_t n) {
+        return rbfly_bytes(p, n);
+    }
+    #endif
+
     /* -- Read an integer without a function call; return 0 if it is too large for that.
        Gain: 252 of 2,525 for a map with four small integers. */
     static inline int rbfly_small_integer(PyObject *o, int64_t *value) {
@@ -475,6 +522,7 @@ cdef extern from *:
     void rbfly_unpin(object buffer, rbfly_export *pin) noexcept
     bint rbfly_set_size(PyObject *data, Py_ssize_t size) noexcept
     PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) noexcept
+    PyObject *rbfly_next_bytes(const uint8_t *p, Py_ssize_t n) noexcept
     PyObject *rbfly_take_spare() noexcept
     void rbfly_give_spare(PyObject *spare) noexcept
     void rbfly_keep_bodies(PyObject *bodies) noexcept
