@@ -4,7 +4,7 @@
 # `RBFLY_PORTABLE=1` builds the fallbacks only.  Gains are in instructions, on Python 3.11.
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 
 cdef extern from *:
@@ -12,6 +12,8 @@ cdef extern from *:
     #ifndef RBFLY_CPYTHON_H
     #define RBFLY_CPYTHON_H
 
+    #include <stdint.h>
+    #include <string.h>
     #ifndef _WIN32
     #include <pthread.h>
     #endif
@@ -237,8 +239,8 @@ cdef extern from *:
     /* -- Change the size of bytes within their memory, which bytes of the first size have; the
        caller has the only reference.  Return 0 if that is impossible.
        Gain: no fresh pages for large frames, whose messages are encoded in a third of the time. */
-    static inline int rbfly_set_size(PyObject *bytes, Py_ssize_t size) {
     #if RBFLY_INTERNALS
+    static inline void rbfly_forget_hash(PyObject *bytes) {
     #ifdef __GNUC__
     #pragma GCC diagnostic push
     #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -247,6 +249,11 @@ cdef extern from *:
     #ifdef __GNUC__
     #pragma GCC diagnostic pop
     #endif
+    }
+    #endif
+    static inline int rbfly_set_size(PyObject *bytes, Py_ssize_t size) {
+    #if RBFLY_INTERNALS
+        rbfly_forget_hash(bytes);
         Py_SET_SIZE((PyVarObject *)bytes, size);
         PyBytes_AS_STRING(bytes)[size] = 0;
         return 1;
@@ -255,6 +262,157 @@ cdef extern from *:
         return 0;
     #endif
     }
+
+    /* -- New bytes; NULL with an exception set.  Short ones are copied without a function call.
+       Gain: 5 of 39 ns for a message of a batch. */
+    static inline void rbfly_fill(PyObject *bytes, const uint8_t *p, Py_ssize_t n) {
+        char *to = PyBytes_AS_STRING(bytes);
+        if (n < 8 || n > 32) {
+            memcpy(to, p, (size_t)n);
+        } else if (n <= 16) {
+            memcpy(to, p, 8);
+            memcpy(to + n - 8, p + n - 8, 8);
+        } else {
+            memcpy(to, p, 16);
+            memcpy(to + n - 16, p + n - 16, 16);
+        }
+    }
+    static inline PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) {
+        PyObject *found;
+        if (n < 8 || n > 32) return PyBytes_FromStringAndSize((const char *)p, n);
+        found = PyBytes_FromStringAndSize(NULL, n);
+        if (found != NULL) rbfly_fill(found, p, n);
+        return found;
+    }
+
+    /* -- The bodies of the batch that was freed last, for the bodies of the next one.  Nothing else
+       refers to those with one reference, so that nobody sees them change.
+       Gain: 162 of 310 for a message of a batch. */
+    #if RBFLY_INTERNALS
+    static PyObject *rbfly_spare;  /* a list; NULL for none */
+
+    static inline PyObject *rbfly_take_spare(void) {
+        PyObject *spare = rbfly_spare;
+        rbfly_spare = NULL;
+        return spare;
+    }
+    /* Steal the reference to the list, or NULL. */
+    static inline void rbfly_give_spare(PyObject *spare) {
+        Py_XSETREF(rbfly_spare, spare);
+    }
+    static inline void rbfly_keep_bodies(PyObject *bodies) {
+        if (Py_REFCNT(bodies) != 1 || !PyList_CheckExact(bodies)) return;
+        PyObject_GC_UnTrack(bodies);
+        rbfly_give_spare(Py_NewRef(bodies));
+    }
+    static inline int rbfly_is_spare(PyObject *found, Py_ssize_t size) {
+        return Py_REFCNT(found) == 1 && PyBytes_CheckExact(found) && Py_SIZE(found) == size;
+    }
+    /* Append the data of the message at `p`, `size` bytes after `head` bytes, and of those that
+       follow with the same head, if spare bytes fit.  Return the number of messages, at most
+       `count`.  Runs no other code: an object that is not bytes stays in the list. */
+    Py_NO_INLINE static Py_ssize_t rbfly_reuse(
+        PyObject *list, PyObject *spare, const uint8_t *p, const uint8_t *end, Py_ssize_t head,
+        Py_ssize_t size, Py_ssize_t count
+    ) {
+        PyListObject *self = (PyListObject *)list, *other = (PyListObject *)spare;
+        Py_ssize_t n = Py_SIZE(self), left = Py_SIZE(other), i = 0;
+        PyObject **to = self->ob_item + n, **from = other->ob_item + left, *found;
+        uint64_t first, next;
+        uint8_t last;
+        if (count > left) count = left;
+        if (count > self->allocated - n) count = self->allocated - n;
+        if (count > (end - p) / (head + size)) count = (end - p) / (head + size);
+        if (count <= 0) return 0;
+        found = from[-1];
+        if (!rbfly_is_spare(found, size)) {
+            if (PyBytes_CheckExact(found)) {
+                Py_SET_SIZE((PyVarObject *)other, left - 1);
+                Py_DECREF(found);
+            }
+            return 0;
+        }
+        if (head != 9) {
+            rbfly_forget_hash(found);
+            rbfly_fill(found, p + head, size);
+            to[0] = found;
+            i = 1;
+        } else {
+            memcpy(&first, p, 8);
+            last = p[8];
+            do {
+                rbfly_forget_hash(found);
+                rbfly_fill(found, p + 9, size);
+                to[i++] = found;
+                if (i == count) break;
+                p += 9 + size;
+                memcpy(&next, p, 8);
+                found = from[-1 - i];
+            } while (next == first && p[8] == last && rbfly_is_spare(found, size));
+        }
+        Py_SET_SIZE((PyVarObject *)self, n + i);
+        Py_SET_SIZE((PyVarObject *)other, left - i);
+        return i;
+    }
+    #else
+    static inline PyObject *rbfly_take_spare(void) { return NULL; }
+    static inline void rbfly_give_spare(PyObject *spare) { (void)spare; }
+    static inline void rbfly_keep_bodies(PyObject *bodies) { (void)bodies; }
+    static inline Py_ssize_t rbfly_reuse(
+        PyObject *list, PyObject *spare, const uint8_t *p, const uint8_t *end, Py_ssize_t head,
+        Py_ssize_t size, Py_ssize_t count
+    ) {
+        (void)list; (void)spare; (void)p; (void)end; (void)head; (void)size; (void)count;
+        return 0;
+    }
+    #endif
+
+    /* -- Bytes for the body of a message in a loop: its variable still refers to the last body, so
+       that the one before, if nothing else refers to it, becomes the next one.  If several bodies
+       do not fit, e.g. because the program keeps them, the next ones are allocated at once.
+       Gain: 108 of 678 for a message of `async for`. */
+    #if RBFLY_INTERNALS
+    #define RBFLY_RECENT_MAX 512
+    #define RBFLY_RECENT_MISSES 4
+    #define RBFLY_RECENT_REST 250
+    static PyObject *rbfly_recent[2];
+    static unsigned rbfly_recent_turn, rbfly_recent_misses, rbfly_recent_rest;
+
+    Py_NO_INLINE static PyObject *rbfly_other_bytes(
+        PyObject **recent, const uint8_t *p, Py_ssize_t n
+    ) {
+        PyObject *made = rbfly_bytes(p, n);
+        if (++rbfly_recent_misses == RBFLY_RECENT_MISSES) {
+            rbfly_recent_misses = 0;
+            rbfly_recent_rest = RBFLY_RECENT_REST;
+        }
+        if (made != NULL && n <= RBFLY_RECENT_MAX) {
+            Py_INCREF(made);
+            Py_XSETREF(*recent, made);
+        }
+        return made;
+    }
+    static inline PyObject *rbfly_next_bytes(const uint8_t *p, Py_ssize_t n) {
+        PyObject **recent, *found;
+        if (rbfly_recent_rest) {
+            rbfly_recent_rest--;
+            return rbfly_bytes(p, n);
+        }
+        recent = &rbfly_recent[rbfly_recent_turn ^= 1];
+        found = *recent;
+        if (found == NULL || Py_REFCNT(found) != 1 || Py_SIZE(found) != n)
+            return rbfly_other_bytes(recent, p, n);
+        rbfly_recent_misses = 0;
+        rbfly_forget_hash(found);
+        rbfly_fill(found, p, n);
+        Py_INCREF(found);
+        return found;
+    }
+    #else
+    static inline PyObject *rbfly_next_bytes(const uint8_t *p, Py_ssize_t n) {
+        return rbfly_bytes(p, n);
+    }
+    #endif
 
     /* -- Read an integer without a function call; return 0 if it is too large for that.
        Gain: 252 of 2,525 for a map with four small integers. */
@@ -363,6 +521,15 @@ cdef extern from *:
     int rbfly_pin(object buffer, rbfly_export *pin) except -1
     void rbfly_unpin(object buffer, rbfly_export *pin) noexcept
     bint rbfly_set_size(PyObject *data, Py_ssize_t size) noexcept
+    PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) noexcept
+    PyObject *rbfly_next_bytes(const uint8_t *p, Py_ssize_t n) noexcept
+    PyObject *rbfly_take_spare() noexcept
+    void rbfly_give_spare(PyObject *spare) noexcept
+    void rbfly_keep_bodies(PyObject *bodies) noexcept
+    Py_ssize_t rbfly_reuse(
+        list items, PyObject *spare, const uint8_t *p, const uint8_t *end, Py_ssize_t head,
+        Py_ssize_t size, Py_ssize_t count
+    ) noexcept
     bint rbfly_small_integer(PyObject *o, int64_t *value) noexcept
     int rbfly_keep_contexts(object fresh, Py_ssize_t size) except -1
     PyObject *rbfly_kept_context() noexcept

@@ -28,6 +28,7 @@ cdef class MessageBatch:
     cdef Py_ssize_t first           # index of the first message in the batch that it has joined
     cdef uint64_t size              # bytes that the batch keeps alive; 0 if nobody has asked
     cdef double since               # time at which it began, if somebody has
+    cdef uint64_t copied            # bytes of the messages; more if a body is not bytes
     cdef list owners                # keep the messages alive
     cdef PyObject *owner            # the last of them
     cdef const uint8_t *end         # of the last message

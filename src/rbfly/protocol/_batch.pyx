@@ -9,16 +9,17 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from rbfly._cpython cimport rbfly_list, rbfly_list_give
+from rbfly._cpython cimport (
+    rbfly_bytes, rbfly_give_spare, rbfly_keep_bodies, rbfly_list, rbfly_list_give, rbfly_reuse,
+    rbfly_take_spare,
+)
 from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_context
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport data_head
 from rbfly.amqp._message cimport Message
 from rbfly.protocol._chunk cimport Chunk
-from rbfly.protocol._decoder cimport (
-    Decoder, raw_context, rbfly_bytes, rbfly_steal,
-)
+from rbfly.protocol._decoder cimport Decoder, raw_context, rbfly_steal
 
 from collections.abc import Sequence
 from types import GenericAlias
@@ -29,6 +30,9 @@ cdef enum:
     CAPACITY_MAX = 1 << 16          # bodies to allocate memory for in advance
     BATCH_UNPACKED = 1 << 24        # bytes of decompressed sub-entries after which a batch ends
     BATCH_JOINED = 1 << 24          # bytes of a batch that no further chunk joins
+    SPARE_MAX = 1 << 20             # bytes of a batch whose bodies the next one uses again
+    NOT_SPARE = SPARE_MAX + 1
+    MISSES_MAX = 4                  # spare bodies of another size, or in use, before half of them
 
 
 cdef MessageBatch new_batch(
@@ -76,6 +80,8 @@ cdef class MessageBatch:
     def __dealloc__(self):
         PyMem_Free(self.runs)
         PyMem_Free(self.slices)
+        if 0 < self.copied <= SPARE_MAX:
+            rbfly_keep_bodies(<PyObject *> self.bodies)
 
     cdef int begin_run(self, const uint8_t *p, PyObject *owner) except -1:
         cdef Py_ssize_t capacity = self.run_capacity
@@ -135,6 +141,7 @@ cdef class MessageBatch:
                     self.start = chunk.next_offset
                     continue
             self.place(p - 4, <PyObject *> owner)
+            self.copied += n if type(body) is bytes else NOT_SPARE
             self.bodies.append(body)
             self.end = p + n
         return 0
@@ -147,11 +154,13 @@ cdef class MessageBatch:
         cdef const uint8_t *p = chunk.p
         cdef const uint8_t *end = chunk.end
         cdef Py_ssize_t count = min(<Py_ssize_t> chunk.run_left, limit - len(self.bodies))
-        cdef Py_ssize_t n, head = 0, i = 0
+        cdef Py_ssize_t n, again, head = 0, misses = 0, i = 0
         cdef bint amqp = self.decoder.amqp
         cdef bint failed = False
         cdef list bodies = self.bodies
         cdef PyObject *body
+        cdef PyObject *spare = NULL
+        cdef PyObject *found = NULL         # the spare bodies, unless too few of them fit
         if self.decoder.plan is not None or not self.decoder.copies:
             return 0
         while i < count and end - p >= 4:
@@ -164,6 +173,16 @@ cdef class MessageBatch:
                     break
             if not i:
                 self.place(p, <PyObject *> chunk.source)
+                found = spare = rbfly_take_spare()
+            if found is not NULL:
+                again = rbfly_reuse(bodies, found, p, end, 4 + head, n - head, count - i)
+                if again:
+                    p += again * (4 + n)
+                    i += again
+                    continue
+                misses += 1
+                if misses > MISSES_MAX + i // 2:
+                    found = NULL
             body = rbfly_bytes(p + 4 + head, n - head)
             if body is NULL or rbfly_list_give(bodies, body) < 0:
                 failed = True
@@ -171,10 +190,13 @@ cdef class MessageBatch:
             p += 4 + n
             i += 1
         if i:
+            self.copied += p - chunk.p
             self.end = chunk.p = p
             chunk.run_left -= <uint32_t> i
             chunk.left -= <uint32_t> i
             chunk.next_offset += <uint32_t> i
+        if spare is not NULL:
+            rbfly_give_spare(spare)
         return keep_error() if failed else i
 
     cdef int measure(self, Chunk chunk, double now) except -1:

@@ -2,13 +2,14 @@ from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from rbfly._cpython cimport rbfly_next_bytes
 from rbfly._turn cimport Turn
 from rbfly._wire cimport load_u32
 from rbfly.amqp._layout cimport data_head
 from rbfly.amqp._message cimport Message
 from rbfly.protocol._batch cimport MessageBatch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
-from rbfly.protocol._decoder cimport Decoder, rbfly_bytes
+from rbfly.protocol._decoder cimport Decoder
 from rbfly.protocol._identity cimport LastChunk
 
 
@@ -116,7 +117,7 @@ cdef class MessageCursor:
         head = data_head(p, n)
         if not head:
             return NULL
-        body = rbfly_bytes(p + head, n - head)
+        body = rbfly_next_bytes(p + head, n - head)
         if body is NULL:
             PyErr_Clear()           # `_take_body` tries again
             return NULL
