@@ -13,7 +13,12 @@ COLOURS = {
     'rbfly-raw': '#E69F00',
     'rbfly-submit': '#E69F00',
     'rbfly-atomic': '#E69F00',
+    'rbfly-body': '#E69F00',
     'rbfly-batches': '#E69F00',
+    'rbfly-views': '#56B4E9',
+    'rbfly-py3.14': '#0072B2',
+    'rbfly-body-py3.14': '#F0E442',
+    'rbfly-batches-py3.14': '#56B4E9',
     'rbfly-messages': '#F0E442',
     'rbfly-traced': '#0072B2',
     'rbfly-spans': '#56B4E9',
@@ -25,6 +30,7 @@ COLOURS = {
     'rbfly-aiofastnet': '#0072B2',
     'proton': '#56B4E9',
     'msgspec': '#0072B2',
+    'msgspec-py3.14': '#009E73',
     'pika': '#56B4E9',
     'aio-pika': '#0072B2',
     'go': '#56B4E9',
@@ -38,6 +44,7 @@ LATENCIES = ('confirm', 'end to end')
 DRAWN = {
     'codec': ('encode-into-seed', 'encode-seed', 'decode-seed'),
     'consume': ('consume',),
+    'pythons': ('py-single', 'py-batch', 'py-window', 'py-consume'),
     'tls': ('tls-batch', 'tls-window', 'tls-consume'),
 }
 
