@@ -41,7 +41,7 @@ LIBRARIES = {
         Library('msgspec', 'msgspec (MessagePack)', ('msgspec',)),
         Library('msgspec-py3.14', 'msgspec (Python 3.14)', ('msgspec',)),
         Library('bare-uvloop', 'asyncio protocol (floor)', is_floor=True),
-        Library('bare-uvloop-py3.14', 'asyncio protocol (floor, Python 3.14)', is_floor=True),
+        Library('bare-uvloop-py3.14', 'asyncio protocol (3.14, floor)', is_floor=True),
         Library('raw-socket', 'blocking socket (floor)', is_floor=True),
         Library('rbfly-polling', 'RbFly (busy polling)', (DISTRIBUTION,)),
         Library('bare-uvloop-polling', 'polling asyncio protocol (floor)', is_floor=True),

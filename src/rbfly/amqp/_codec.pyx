@@ -408,6 +408,9 @@ cdef struct Plain:
 
 cdef inline Py_ssize_t plain_size(object body, Plain *plain) noexcept:
     """The size of a message with this plain body only; 0 for other text than ASCII."""
+    plain.data = NULL
+    plain.n = 0
+    plain.bits = 0
     if type(body) is bytes:
         plain.head = DATA8
         plain.data = PyBytes_AS_STRING(body)
