@@ -60,6 +60,8 @@ from .until import Until
 from .waiter import Source, Waiter
 from .watchdog import DeliveryWatchdog
 
+NO_PROPERTIES: dict[str, str] = {}  # shared by sessions without a filter; never changed
+
 
 class SessionState(Enum):
     """What a subscription does."""
@@ -128,7 +130,8 @@ class SubscriptionSession(Owner):
         self.registration: Registration = Registration(cluster, self)
         self._cluster = cluster
         self._waiter = waiter
-        self._properties = {} if settings.filter is None else settings.filter.properties()
+        chosen = settings.filter
+        self._properties = NO_PROPERTIES if chosen is None else chosen.properties()
         self._start = Start(offset)
         self._former: LastChunk | None = None  # of the stream that a former session has read
         self._gaps = GapCheck(cluster, stream, settings.on_gap, settings.filter is not None)
@@ -256,7 +259,7 @@ class SubscriptionSession(Owner):
         if until is not None:
             await until.prepare(connection, self.stream)
             if not until.is_complete:
-                properties = {}  # the filter may skip the chunk that reaches the end
+                properties = NO_PROPERTIES  # the filter may skip the chunk that reaches the end
         expected = self._gaps.expected(start, cursor)
         if until or start.needs_chunks(cursor) or expected is not None:
             first, committed = await chunk_ids(connection, self.stream)
