@@ -32,7 +32,7 @@ cdef enum:
     BATCH_JOINED = 1 << 24          # bytes of a batch that no further chunk joins
     SPARE_MAX = 1 << 20             # bytes of a batch whose bodies the next one uses again
     NOT_SPARE = SPARE_MAX + 1
-    MISSES_MAX = 4                  # spare bodies of another size, or in use, before half of them
+    MISSES_MAX = 4                  # a run stops after this many misses, plus one per two messages
 
 
 cdef MessageBatch new_batch(
