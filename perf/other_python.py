@@ -1,6 +1,7 @@
-"""The other Python of the scenario `pythons`, for which RbFly is installed, too.
+"""The second Python that the scenario `pythons` measures.
 
-The variable RBFLY_PYTHON_3_14 names its command, such as `build/venv-py3.14/bin/python`.
+The environment variable RBFLY_PYTHON_3_14 has its command, such as `build/venv-py3.14/bin/python`.
+RbFly and uvloop must be installed for both Pythons.
 """
 
 import functools
@@ -8,17 +9,15 @@ import os
 import shlex
 import subprocess
 
-VARIABLE = 'RBFLY_PYTHON_{}'
-
 
 def variable(version: str) -> str:
     """The environment variable with the command of this version."""
-    return VARIABLE.format(version.replace('.', '_'))
+    return f'RBFLY_PYTHON_{version.replace(".", "_")}'
 
 
-def command(version: str) -> list[str]:
+def command(version: str) -> tuple[str, ...]:
     """The command that starts this version; empty if none is configured."""
-    return shlex.split(os.environ.get(variable(version), ''))
+    return tuple(shlex.split(os.environ.get(variable(version), '')))
 
 
 @functools.cache
@@ -37,8 +36,9 @@ def missing(version: str) -> str:
     words = command(version)
     if not words:
         return f'{variable(version)} is not set to the command of a Python {version} with RbFly'
-    real = found(tuple(words))
+    real = found(words)
+    if not real:
+        return f'{variable(version)} does not start a Python with RbFly and uvloop'
     if not real.startswith(f'{version}.'):
-        what = f'starts Python {real}' if real else 'does not start a Python with RbFly and uvloop'
-        return f'{variable(version)} {what}, not Python {version}'
+        return f'{variable(version)} starts Python {real}, not Python {version}'
     return ''

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from time import monotonic, sleep
 from typing import Any
 
-from . import cost, environment, lanes, programs, pythons
+from . import cost, environment, lanes, other_python, programs
 from .progress import Progress
 from .results import Settings, Writer
 from .store import Store, StoreError
@@ -44,7 +44,7 @@ def command(lane: lanes.Lane) -> list[str]:
     if program := lane.library.program:
         prefix = 'super-' if lane.kind.partitions else ''
         return programs.command(program, prefix + lane.kind.work)
-    python = pythons.command(lane.use.python) if lane.use.python else [sys.executable]
+    python = other_python.command(lane.use.python) if lane.use.python else (sys.executable,)
     return [*python, '-m', 'perf.worker', lane.name]
 
 

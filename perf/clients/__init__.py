@@ -10,7 +10,7 @@ from .codec import Codec
 def make(lane: Lane, target: Target) -> Work:
     """Create the work of a lane; imports its library."""
     module = importlib.import_module(f'.{lane.use.module}', __name__)
-    if lane.use.module.startswith('codec_'):
+    if not lane.broker:
         return Codec(module.case, lane.kind, target)
     work: Work = module.make(lane.kind, target, **lane.use.options)
     return work

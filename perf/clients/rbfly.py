@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import rbfly.otel
 import rbfly.streams as rbs
@@ -229,7 +229,12 @@ class Atomic(Batch):
 
 
 class Consume(Client):
-    """Several subscriptions at the same time, each of which consumes the whole stream."""
+    """Several subscriptions at the same time, each of which consumes the whole stream.
+
+    :cvar reading: additional arguments for the subscriptions.
+    """
+
+    reading: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, kind: Kind, target: Target, **options: Any) -> None:
         super().__init__(kind, target, **options)
@@ -255,7 +260,8 @@ class Consume(Client):
 
     def subscribe(self, count: int) -> list[rbs.Subscription]:
         subscribe = self.client.subscribe
-        return [subscribe(self.target.stream, offset=rbs.Offset.FIRST) for _ in range(count)]
+        first = rbs.Offset.FIRST
+        return [subscribe(self.target.stream, offset=first, **self.reading) for _ in range(count)]
 
     async def prepare(self, count: int) -> None:
         self.count = count // self.stored.readers
@@ -310,9 +316,7 @@ class ConsumeBatches(Consume):
 class ConsumeViews(ConsumeBatches):
     """The bodies are views of the received memory, not copies."""
 
-    def subscribe(self, count: int) -> list[rbs.Subscription]:
-        stream, first = self.target.stream, rbs.Offset.FIRST
-        return [self.client.subscribe(stream, offset=first, copy=False) for _ in range(count)]
+    reading: ClassVar[dict[str, Any]] = {'copy': False}
 
 
 class ConsumeMessages(Consume):

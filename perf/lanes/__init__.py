@@ -9,8 +9,7 @@ import importlib.metadata
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from .. import UsageError, programs
-from .. import pythons as interpreters
+from .. import UsageError, other_python, programs
 from . import cost, libraries, pythons, tls
 from .kinds import KINDS, ROUNDS, SCENARIOS
 from .libraries import DISTRIBUTION, LIBRARIES, REFERENCES
@@ -83,7 +82,7 @@ def missing(lane: Lane) -> str:
     if lane.library.program:
         return programs.missing(lane.library.program)
     if lane.use.python:
-        return interpreters.missing(lane.use.python)
+        return other_python.missing(lane.use.python)
     absent = [name for name in lane.needs if version(name) is None]
     if not absent:
         return ''
@@ -106,5 +105,5 @@ def versions(lanes: Iterable[Lane]) -> dict[str, str]:
     used = {ln.library.program for ln in chosen} - {''}
     texts |= {program: programs.version(program) for program in sorted(used)}
     for other in sorted({ln.use.python for ln in chosen} - {''}):
-        texts[f'Python {other}'] = interpreters.found(tuple(interpreters.command(other)))
+        texts[f'Python {other}'] = other_python.found(other_python.command(other))
     return {name: text for name, text in texts.items() if text is not None}

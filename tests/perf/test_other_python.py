@@ -1,10 +1,10 @@
-"""Lanes run on a second Python, or say what is missing."""
+"""The benchmark runs lanes on a second Python, or explains why it leaves them out."""
 
 import sys
 
 import pytest
 
-from perf import lanes, pythons, runner
+from perf import lanes, other_python, runner
 
 RUNNING = f'{sys.version_info[0]}.{sys.version_info[1]}'
 LANE = lanes.find('rbfly-py3.14-py-single')
@@ -25,9 +25,9 @@ def test_command_that_fails_is_missing(monkeypatch: pytest.MonkeyPatch, command:
 def test_another_version_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip('uvloop')
     monkeypatch.setenv('RBFLY_PYTHON_3_1', sys.executable)
-    assert f'starts Python {RUNNING}.' in pythons.missing('3.1')
-    monkeypatch.setenv(pythons.variable(RUNNING), sys.executable)
-    assert pythons.missing(RUNNING) == ''
+    assert f'starts Python {RUNNING}.' in other_python.missing('3.1')
+    monkeypatch.setenv(other_python.variable(RUNNING), sys.executable)
+    assert other_python.missing(RUNNING) == ''
 
 
 def test_worker_runs_on_the_other_python(monkeypatch: pytest.MonkeyPatch) -> None:
