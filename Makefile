@@ -25,8 +25,10 @@ ON ?= memory rabbitmq
 # Each worker imports all tests, so more workers cost more than they save; loadfile keeps a test file
 # on one worker, so that module fixtures are set up once.
 WORKERS ?= $(shell n=$$(nproc 2> /dev/null || echo 2); echo $$((n < 4 ? n : 4)))
-PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 2
+# Ends a test that holds the GIL, which pytest-timeout cannot.
+WATCHDOG = -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
+PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(WATCHDOG) $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help build debug demo test nightly quick lint types sanitize fuzz soak hot doc perf wheels brokers-down clean

@@ -17,7 +17,7 @@ from tests.sizes import sized
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-pytest_plugins = ['tests.seed', 'tests.requirements', 'tests.brokers']
+pytest_plugins = ['tests.seed', 'tests.requirements', 'tests.brokers', 'tests.running']
 
 # Files that take a minute start first, so that no worker runs one alone at the end.
 LONGEST = (

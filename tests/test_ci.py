@@ -10,6 +10,7 @@ brokers() { :; }
 trap end EXIT
 exec 3>&1  # which the command in the background keeps open
 begin test sleep 600
+begin limited limit 10m sleep 600
 bash -c 'echo started; exec sleep 600'
 """
 
