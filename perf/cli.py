@@ -172,6 +172,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument('--quick', action='store_true', help='few messages, few rounds')
     size.add_argument('--full', action='store_true', help='the full number of messages (scale 1)')
+    parser.add_argument(
+        '--pin',
+        action='store_true',
+        help='brokers and lanes on separate processors of this machine (Linux)',
+    )
     parser.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
     parser.add_argument(
         '--out',

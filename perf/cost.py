@@ -33,9 +33,7 @@ def meter(address: str, clients: Iterable[int]) -> Iterator[dict[str, float]]:
     :param clients: PIDs of the lane's processes.
     :raises OSError: no process listens on the broker's port here, or counters cannot be read.
     """
-    parts = urlsplit(address if '://' in address else f'//{address}')
-    port = parts.port
-    assert port is not None
+    port = port_of(address)
     pids, listening = set(clients), list(processes(port))
     found: dict[str, float] = {}
     await_closed(port)  # else the end of a connection that others closed before would count
@@ -51,6 +49,13 @@ def meter(address: str, clients: Iterable[int]) -> Iterator[dict[str, float]]:
     own = [(count, before.get(at, (0, 0))) for at, count in after.items() if at not in others]
     for i, name in enumerate(('sent', 'received')):
         found[name] = sum(now[i] - then[i] for now, then in own)
+
+
+def port_of(address: str) -> int:
+    """The port of an address: of a URI, or host:port."""
+    port = urlsplit(address if '://' in address else f'//{address}').port
+    assert port is not None
+    return port
 
 
 def processes(port: int) -> Iterator[int]:

@@ -35,12 +35,14 @@ class Settings:
 
     :ivar counts: messages per round, by kind of work.
     :ivar lanes: names of the lanes, in the order of :data:`perf.lanes.LANES`.
+    :ivar pinned: whether brokers and lanes run on separate processors.
     """
 
     rounds: int
     seed: int
     counts: dict[str, int]
     lanes: list[str]
+    pinned: bool = False
 
 
 @dataclass

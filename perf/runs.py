@@ -3,6 +3,7 @@
 import argparse
 import random
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from .results import Results, Settings, Writer, read
 
 ROUNDS = 100
 QUICK_ROUNDS = 10
-CHOOSING = ('scenario', 'lanes', 'rounds', 'scale', 'seed', 'quick', 'full', 'resume')
+CHOOSING = ('scenario', 'lanes', 'rounds', 'scale', 'seed', 'quick', 'full', 'pin', 'resume')
 
 
 def counts(args: argparse.Namespace, kinds: set[str]) -> dict[str, int]:
@@ -43,6 +44,7 @@ def chosen(args: argparse.Namespace) -> Settings:
         seed=random.SystemRandom().randrange(10**9) if args.seed is None else args.seed,
         counts=counts(args, {lane.kind.name for lane in selected}),
         lanes=[lane.name for lane in selected],
+        pinned=args.pin,
     )
 
 
@@ -90,6 +92,8 @@ def resumed(args: argparse.Namespace) -> Results:
         other.append(f'rounds {settings.rounds}')
     if args.seed not in (None, settings.seed):
         other.append(f'seed {settings.seed}')
+    if args.pin and not settings.pinned:
+        other.append('no --pin')
     if args.scale or args.quick or args.full:
         asked = counts(args, set(settings.counts))
         other += [f'{k} {n:,}' for k, n in settings.counts.items() if asked[k] != n]
@@ -135,7 +139,7 @@ def measure(
     errors: dict[str, str],
 ) -> int:
     """Start a run, or resume an earlier one."""
-    from . import runner, table
+    from . import pinning, runner, table
 
     for name in settings.lanes:
         if error := errors.get(lanes.find(name).broker):
@@ -149,6 +153,7 @@ def measure(
     if not kept:
         raise CommandError('none of the chosen lanes can run; see the reasons above')
     settings = replace(settings, lanes=kept)
+    apart = pinning.pinned(stores) if settings.pinned else nullcontext()
 
     about = environment.describe(
         lanes.versions(map(lanes.find, kept)),
@@ -165,7 +170,8 @@ def measure(
     path = writer.results.path
     say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
     try:
-        runner.run(settings, writer, stores)
+        with apart:
+            runner.run(settings, writer, stores)
     except KeyboardInterrupt:
         say(f'to resume: python -m perf --resume --out {path}')
         raise

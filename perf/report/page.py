@@ -180,6 +180,8 @@ def summary(run: Run) -> str:
     load, cpus = about.get('load'), about.get('cpus')
     if load and cpus and load[0] > LOAD * cpus:
         text += f'; the machine was not idle: its load was {load[0]:.2f} on {cpus} CPUs'
+    if run.settings.pinned:
+        text += '; brokers and lanes ran on separate processors'
     if str(about.get('revision') or '').endswith('+'):
         text += '; the checkout had uncommitted changes'
     incomplete = [ln.name for ln in run.lanes.values() if ln.rounds < run.results.rounds(ln.name)]

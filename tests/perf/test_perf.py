@@ -457,6 +457,7 @@ def test_resume_uses_the_settings_of_the_file(tmp_path: Path) -> None:
         (['--rounds', '4'], 'rounds 3'),
         (['--seed', '4'], 'seed 42'),
         (['--full'], 'single 500'),
+        (['--pin'], 'no --pin'),
         (['--lanes', 'raw-socket-single'], 'lanes raw-socket-single,bare-uvloop-single'),
     ],
 )

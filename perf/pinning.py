@@ -1,0 +1,60 @@
+"""Brokers and lanes on separate processors.
+
+Otherwise the kernel moves a broker and a lane, which wait for each other, between processors, and
+the rates of two rounds differ several times.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from . import CommandError, cost
+from .store import Store
+
+
+@contextmanager
+def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
+    """Restrict brokers, and this process with the processes that it starts, to separate processors.
+
+    Each side has half of the processors that this process may use, until the context ends.
+
+    :param stores: the brokers, by name.
+    :raises CommandError: a broker is not on this machine, consists of several processes, or cannot
+        be restricted; there is only one processor; or the system is not Linux.
+    """
+    if not hasattr(os, 'sched_setaffinity'):
+        raise CommandError('--pin requires Linux')
+    everything = sorted(os.sched_getaffinity(0))
+    half = len(everything) // 2
+    if not half:
+        raise CommandError('--pin requires at least two processors')
+    for name in stores:
+        if name.partition('-')[2] not in ('', 'tls'):
+            raise CommandError(f'--pin is not possible with the broker {name}')
+    try:
+        ports = {cost.port_of(store.address) for store in stores.values()}
+        pids = {pid for port in ports for pid in cost.processes(port)}
+        restrict(pids, everything[:half])
+    except OSError as ex:
+        raise CommandError(f'--pin: {ex}') from None
+    os.sched_setaffinity(0, everything[half:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, everything)
+        restrict(pids, everything)
+
+
+def restrict(pids: Iterable[int], processors: Iterable[int]) -> None:
+    """Restrict all threads of processes; threads that they start later inherit it."""
+    for thread in [thread for pid in pids for thread in threads(pid)]:
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread, processors)
+
+
+def threads(pid: int) -> list[int]:
+    """The identifiers of a process's threads; none if it has ended."""
+    try:
+        return [int(thread) for thread in os.listdir(f'/proc/{pid}/task')]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,97 @@
+"""Brokers and lanes on separate processors."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brokers.state import free_ports
+from perf import CommandError, pinning
+from perf.results import read
+from perf.store import KafkaStore, Store
+from tests.perf.test_benchmark import perf
+
+SERVER = """
+import socket, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+with socket.create_server(('127.0.0.1', 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    input()
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='--pin requires Linux')
+
+
+@pytest.fixture
+def listening() -> Iterator[tuple[int, dict[str, Store]]]:
+    """A process with two threads that listens, and its store."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, '-c', SERVER], stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        yield process.pid, {'kafka': KafkaStore(f'127.0.0.1:{port}')}
+        process.communicate('\n')
+
+
+def processors_of(pid: int) -> list[set[int]]:
+    """The processors of each thread of a process."""
+    return [os.sched_getaffinity(thread) for thread in pinning.threads(pid)]
+
+
+def test_broker_and_lanes_share_no_processor(listening: tuple[int, dict[str, Store]]) -> None:
+    pid, stores = listening
+    before = os.sched_getaffinity(0)
+    with pinning.pinned(stores):
+        lanes = os.sched_getaffinity(0)
+        first, second = processors_of(pid)
+        assert first == second
+        assert first | lanes == before
+        assert not first & lanes
+        assert first
+        assert lanes
+    assert os.sched_getaffinity(0) == before
+    assert processors_of(pid) == [before, before]
+
+
+def refused(stores: dict[str, Store], message: str) -> None:
+    before = os.sched_getaffinity(0)
+    with pytest.raises(CommandError, match=message), pinning.pinned(stores):
+        pass
+    assert os.sched_getaffinity(0) == before
+
+
+def test_brokers_that_cannot_be_pinned(listening: tuple[int, dict[str, Store]]) -> None:
+    _, stores = listening
+    (port,) = free_ports(1)
+    refused({'kafka': KafkaStore(f'127.0.0.1:{port}')}, f'no process listens on port {port}')
+    refused({'kafka-cluster': stores['kafka']}, 'not possible with the broker kafka-cluster')
+
+
+def test_machine_that_cannot_pin(
+    listening: tuple[int, dict[str, Store]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, stores = listening
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _pid: {0})
+    refused(stores, 'at least two processors')
+    monkeypatch.delattr(os, 'sched_setaffinity')
+    refused(stores, 'requires Linux')
+
+
+async def test_results_tell_that_a_run_was_pinned(memory_uri: str, tmp_path: Path) -> None:
+    path = tmp_path / 'run.jsonl.xz'
+    words = ('--lanes', 'rbfly-single', '--scale', '0.001', '--rounds', '1', '--out', str(path))
+    await perf('--pin', *words, uri=memory_uri)
+    assert read(path).settings.pinned
+    await perf('report', str(path), '--out', str(tmp_path))
+    assert 'separate processors' in (tmp_path / 'performance.rst').read_text()
+
+
+def test_ended_processes_are_left_alone() -> None:
+    with subprocess.Popen([sys.executable, '-c', '']) as process:
+        process.wait()
+        pinning.restrict([process.pid], os.sched_getaffinity(0))
