@@ -372,7 +372,7 @@ cdef extern from *:
        do not fit, e.g. because the program keeps them, the next ones are allocated at once.
        Gain: 108 of 678 for a message of `async for`. */
     #if RBFLY_INTERNALS
-    #define RBFLY_RECENT_MAX 512
+    #define RBFLY_RECENT_MAX (1 << 20)
     #define RBFLY_RECENT_MISSES 4
     #define RBFLY_RECENT_REST 250
     static PyObject *rbfly_recent[2];

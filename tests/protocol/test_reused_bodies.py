@@ -99,7 +99,7 @@ async def test_a_loop_over_batches_reuses_bodies() -> None:
     assert number == 100
 
 
-@pytest.mark.parametrize('size', [*SIZES, 600, None])
+@pytest.mark.parametrize('size', [*SIZES, 600, 20_000, None])
 @pytest.mark.parametrize('every', [1, 2, 3, 1000])
 async def test_bodies_of_a_loop_never_change(
     size: int | None, every: int, rng: random.Random
