@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rbfly.amqp import encode_amqp_bytes
+from rbfly.amqp import decode_amqp, encode_amqp_bytes
 from rbfly.protocol._cursor import KINDS
 from rbfly.streams._consume._iteration import FastSubscription, MessageIterator
 from rbfly.streams.error import SubscriptionError
@@ -119,6 +119,28 @@ async def test_bodies_of_a_loop_never_change(
         number += 1
     assert number == 600
     assert kept == bodies[::every]
+
+
+@pytest.mark.parametrize('size', [*SIZES, 600, 20_000, None])
+@pytest.mark.parametrize('every', [1, 2, 3, 1000])
+@pytest.mark.parametrize('keep', ['body', 'message', 'view'])
+def test_bodies_of_decoded_messages_never_change(
+    size: int | None, every: int, keep: str, rng: random.Random
+) -> None:
+    kept: list[tuple[Any, bytes]] = []
+    for number in range(200):
+        expected = body(number, rng.choice(SIZES) if size is None else size)
+        message = decode_amqp(encode_amqp_bytes(expected))
+        found = message.body
+        assert found == expected
+        assert hash(found) == hash(expected)
+        assert message.body is found
+        if number % every == 0:
+            kept.append(
+                ({'body': found, 'message': message, 'view': memoryview(found)}[keep], expected)
+            )
+    for item, expected in kept:
+        assert (item.body if keep == 'message' else item) == expected
 
 
 class ReadingOn:

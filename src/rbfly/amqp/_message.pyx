@@ -10,7 +10,7 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 
-from rbfly._cpython cimport rbfly_keep_contexts, rbfly_kept_context
+from rbfly._cpython cimport rbfly_keep_contexts, rbfly_kept_context, rbfly_next_body
 from rbfly._wire cimport load_double, load_u32
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
@@ -136,7 +136,7 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
         if not self._body_ready:
             head = data_head(p, self._n)
             if head:
-                self._body = PyBytes_FromStringAndSize(<const char *> p + head, self._n - head)
+                self._body = rbfly_next_body(p + head, self._n - head)
             elif is_float(p, self._n):
                 self._body = PyFloat_FromDouble(load_double(p + 4))
             else:
