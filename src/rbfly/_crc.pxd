@@ -53,13 +53,14 @@ cdef extern from *:
         return _mm_xor_si128(_mm_xor_si128(low, high), next);
     }
 
-    CRC_TARGET static uint32_t crc_of(const uint8_t *p, size_t n) {
+    /* Continue with a CRC of what precedes; 0 for nothing. */
+    CRC_TARGET static uint32_t crc_of(uint32_t crc, const uint8_t *p, size_t n) {
         const __m128i over64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
         const __m128i over16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
-        uint32_t crc = 0xffffffff;
         uint8_t last[16];
         __m128i x[4];
         int i;
+        crc = ~crc;
         #define CRC_LOAD(at) _mm_loadu_si128((const __m128i *)(at))
         if (n >= 64) {
             for (i = 0; i < 4; i++) x[i] = CRC_LOAD(p + 16 * i);
@@ -75,11 +76,14 @@ cdef extern from *:
     }
     #else
     static int crc_is_here(void) { return 0; }
-    static uint32_t crc_of(const uint8_t *p, size_t n) { (void)p; (void)n; return 0; }
+    static uint32_t crc_of(uint32_t crc, const uint8_t *p, size_t n) {
+        (void)p; (void)n;
+        return crc;
+    }
     #endif
     #endif
     """
     bint CRC_IS_CHECKED
     # False if there is no `crc_of`.
     bint crc_is_here() noexcept nogil
-    uint32_t crc_of(const uint8_t *p, size_t n) noexcept nogil
+    uint32_t crc_of(uint32_t crc, const uint8_t *p, size_t n) noexcept nogil

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from types import GenericAlias
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t

@@ -12,8 +12,8 @@ from libc.stdint cimport uint8_t
 
 cdef enum:
     SMALLEST = 1 << 20          # bytes
-    SPARES = 8
-    SPARE_MAX = 1 << 23         # bytes of all spare memory of the process
+    SPARES = 16                 # more than a subscription has in flight: 10, unless it chooses
+    SPARE_MAX = 1 << 24         # bytes of all spare memory of the process
 
 cdef struct Spare:
     uint8_t *start

@@ -4,12 +4,26 @@ from rbfly._turn cimport Sampler
 from rbfly._wire cimport load_u32
 
 
+# The CRC of a chunk's entries, as far as they have arrived: `end` is 0 until its header has.
+cdef struct RunningSum:
+    Py_ssize_t at               # what of the frame is next
+    Py_ssize_t end              # end of the entries in the frame
+    uint32_t crc
+
+# Include what has arrived of a frame: `filled` of `size` bytes, with the chunk at `start`.
+cdef void sum_up(
+    RunningSum *sum, const uint8_t *frame, Py_ssize_t start, Py_ssize_t filled, Py_ssize_t size
+) noexcept
+
+
 cdef class Chunk:
     cdef object owner               # keeps its bytes alive: bytes, or a memoryview of a block
     cdef const uint8_t *owner_end   # of the received bytes
     cdef const uint8_t *data        # entries of the chunk
     cdef const uint8_t *data_end
-    cdef uint32_t crc
+    cdef uint32_t crc               # that its header states
+    cdef uint32_t found             # that of its entries
+    cdef bint is_summed             # it is known
     cdef object source              # keeps [p, end) alive: owner, or a decompressed sub-entry
     cdef const uint8_t *p           # what to read next: the chunk, or a sub-entry
     cdef const uint8_t *end

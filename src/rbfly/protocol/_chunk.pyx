@@ -72,6 +72,20 @@ cdef Chunk parse_chunk(object owner, const uint8_t *p, Py_ssize_t n, object comm
     return chunk
 
 
+cdef void sum_up(
+    RunningSum *sum, const uint8_t *frame, Py_ssize_t start, Py_ssize_t filled, Py_ssize_t size
+) noexcept:
+    cdef Py_ssize_t end
+    if not CRC_IS_HERE or filled < start + HEADER:
+        return
+    if not sum.end:
+        sum.at = start + HEADER
+        sum.end = min(sum.at + <Py_ssize_t> load_u32(frame + start + 36), size)
+    end = min(filled, sum.end)
+    sum.crc = crc_of(sum.crc, frame + sum.at, end - sum.at)
+    sum.at = end
+
+
 @cython.final
 @cython.freelist(16)
 cdef class Chunk:
@@ -98,9 +112,9 @@ cdef class Chunk:
 
         :raises ChunkError: they differ.
         """
-        cdef uint32_t found = 0
-        if CRC_IS_HERE:
-            found = crc_of(self.data, self.data_end - self.data)
+        cdef uint32_t found = self.found
+        if CRC_IS_HERE and not self.is_summed:
+            found = crc_of(0, self.data, self.data_end - self.data)
         if not CRC_IS_HERE or CRC_IS_CHECKED:
             found = crc32(
                 PyMemoryView_FromMemory(<char *> self.data, self.data_end - self.data, PyBUF_READ)
