@@ -1,14 +1,18 @@
 """Large frames are received where their chunk stays; the memory is used again when it is free."""
 
 import gc
+import random
 import tracemalloc
+import zlib
 
 import pytest
 
+from rbfly.error import ChunkError
 from rbfly.protocol._chunk import Chunk
+from tests import stream_wire as wire
 from tests.cursors import Cursor, amqp, batches, drain
 from tests.protocol.test_engine import Recorder, content
-from tests.stream_wire import deliver, feed, frame, plain_chunk
+from tests.stream_wire import deliver, feed, frame, message, plain_chunk
 
 SIZE = 400_000
 BLOCK = 2**18  # bytes of the buffer for all other frames
@@ -72,6 +76,42 @@ def test_spare_memory_is_limited() -> None:
         assert tracemalloc.get_traced_memory()[0] < 17 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def feed_in_parts(engine: Recorder, data: bytes, rng: random.Random) -> None:
+    """Pass data to an engine in parts of any size."""
+    parts = [*range(1, 90), *(rng.choice((1, 15, 64, 1000, 65_536, 300_000)) for _ in range(200))]
+    rng.shuffle(parts)
+    while data and parts:
+        size = parts.pop()
+        feed(engine, data[:size])
+        data = data[size:]
+    feed(engine, data)
+
+
+@pytest.mark.parametrize('committed', [None, 7])
+@pytest.mark.parametrize('behind', [0, 70])
+def test_crc_of_a_chunk_that_arrives_in_parts(
+    committed: int | None, behind: int, rng: random.Random
+) -> None:
+    engine = Recorder()
+    queue = engine.subscription(1)
+    for number in range(20):
+        entries = [message(rng.randbytes(rng.randrange(BLOCK, 3 * BLOCK))) for _ in range(3)]
+        data = b''.join(entries)
+        crc = zlib.crc32(data)
+        sound = wire.chunk(entries, 3, offset=number, crc=crc) + bytes(behind)
+        damaged = bytearray(sound)
+        damaged[48 + rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        for item in (sound, bytes(damaged), sound):
+            feed_in_parts(engine, deliver(1, item, committed), rng)
+        first, second, third = queue.chunks
+        queue.chunks.clear()
+        first.verify()
+        with pytest.raises(ChunkError, match=f'not 0x{crc:08x}'):
+            second.verify()
+        third.verify()
+    assert engine.failures == []
 
 
 def test_last_view_releases_its_chunk() -> None:
