@@ -34,11 +34,11 @@ def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
     try:
         ports = {cost.port_of(store.address) for store in stores.values()}
         pids = {pid for port in ports for pid in cost.processes(port)}
-        restrict(pids, everything[:half])
     except OSError as ex:
         raise CommandError(f'--pin: {ex}') from None
-    os.sched_setaffinity(0, everything[half:])
     try:
+        restrict(pids, everything[:half])
+        os.sched_setaffinity(0, everything[half:])
         yield
     finally:
         os.sched_setaffinity(0, everything)
