@@ -26,8 +26,8 @@ ON ?= memory rabbitmq
 # on one worker, so that module fixtures are set up once.
 WORKERS ?= $(shell n=$$(nproc 2> /dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 2
-# Ends a test that holds the GIL, which pytest-timeout cannot.
-WATCHDOG = -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
+# Ends a test that holds the GIL, which pytest-timeout cannot; no test may take longer.
+WATCHDOG = -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
 PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(WATCHDOG) $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help

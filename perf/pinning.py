@@ -1,12 +1,12 @@
 """Brokers and lanes on separate processors.
 
 Otherwise the kernel moves a broker and a lane, which wait for each other, between processors, and
-the rates of two rounds differ several times.
+rates vary severalfold from round to round.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from . import CommandError, cost
 from .store import Store
@@ -31,23 +31,28 @@ def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
     for name in stores:
         if name.partition('-')[2] not in ('', 'tls'):
             raise CommandError(f'--pin is not possible with the broker {name}')
-    try:
-        ports = {cost.port_of(store.address) for store in stores.values()}
-        pids = {pid for port in ports for pid in cost.processes(port)}
-    except OSError as ex:
-        raise CommandError(f'--pin: {ex}') from None
-    try:
-        restrict(pids, everything[:half])
-        os.sched_setaffinity(0, everything[half:])
+    with ExitStack() as stack:
+        try:
+            ports = {cost.port_of(store.address) for store in stores.values()}
+            pids = {pid for port in ports for pid in cost.processes(port)}
+            for pid in pids:
+                restrict(stack, pid, everything[:half])
+            restrict(stack, os.getpid(), everything[half:])
+        except OSError as ex:
+            raise CommandError(f'--pin: {ex}') from None
         yield
-    finally:
-        os.sched_setaffinity(0, everything)
-        restrict(pids, everything)
 
 
-def restrict(pids: Iterable[int], processors: Iterable[int]) -> None:
-    """Restrict all threads of processes; threads that they start later inherit it."""
-    for thread in [thread for pid in pids for thread in threads(pid)]:
+def restrict(stack: ExitStack, pid: int, processors: Iterable[int]) -> None:
+    """Restrict a process until the stack closes."""
+    with suppress(ProcessLookupError):  # it has ended
+        stack.callback(move, pid, os.sched_getaffinity(pid))
+        move(pid, processors)
+
+
+def move(pid: int, processors: Iterable[int]) -> None:
+    """Restrict all threads of a process; threads that they start later inherit it."""
+    for thread in threads(pid):
         with suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(thread, processors)
 

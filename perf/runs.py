@@ -139,7 +139,7 @@ def measure(
     errors: dict[str, str],
 ) -> int:
     """Start a run, or resume an earlier one."""
-    from . import pinning, runner, table
+    from . import pinning
 
     for name in settings.lanes:
         if error := errors.get(lanes.find(name).broker):
@@ -153,12 +153,26 @@ def measure(
     if not kept:
         raise CommandError('none of the chosen lanes can run; see the reasons above')
     settings = replace(settings, lanes=kept)
-    apart = pinning.pinned(stores) if settings.pinned else nullcontext()
 
     about = environment.describe(
         lanes.versions(map(lanes.find, kept)),
         {name: {**broker_address.about(name), **store.about()} for name, store in stores.items()},
     )
+    with pinning.pinned(stores) if settings.pinned else nullcontext():
+        return recorded(path, settings, left_out, earlier, stores, about)
+
+
+def recorded(
+    path: Path,
+    settings: Settings,
+    left_out: list[dict[str, str]],
+    earlier: Results | None,
+    stores: dict[str, Any],
+    about: dict[str, Any],
+) -> int:
+    """Run the rounds and write the result file."""
+    from . import runner, table
+
     if earlier:
         for line in environment.differences(earlier.header['environment'], about):
             say(f'changed since this run was started: {line}')
@@ -170,8 +184,7 @@ def measure(
     path = writer.results.path
     say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
     try:
-        with apart:
-            runner.run(settings, writer, stores)
+        runner.run(settings, writer, stores)
     except KeyboardInterrupt:
         say(f'to resume: python -m perf --resume --out {path}')
         raise

@@ -1,16 +1,17 @@
 """Brokers and lanes on separate processors."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from brokers.state import free_ports
-from perf import CommandError, pinning
-from perf.results import read
+from perf import CommandError, pinning, runs
+from perf.results import Settings, read
 from perf.store import KafkaStore, Store
 from tests.perf.test_benchmark import perf
 
@@ -22,7 +23,10 @@ with socket.create_server(('127.0.0.1', 0)) as server:
     input()
 """
 
-pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='--pin requires Linux')
+pytestmark = pytest.mark.skipif(
+    sys.platform != 'linux' or len(os.sched_getaffinity(0)) < 2,
+    reason='--pin requires Linux and two processors',
+)
 
 
 @pytest.fixture
@@ -91,7 +95,36 @@ async def test_results_tell_that_a_run_was_pinned(memory_uri: str, tmp_path: Pat
     assert 'separate processors' in (tmp_path / 'performance.rst').read_text()
 
 
-def test_ended_processes_are_left_alone() -> None:
-    with subprocess.Popen([sys.executable, '-c', '']) as process:
-        process.wait()
-        pinning.restrict([process.pid], os.sched_getaffinity(0))
+def test_processes_that_end_meanwhile(listening: tuple[int, dict[str, Store]]) -> None:
+    pid, stores = listening
+    with pinning.pinned(stores):
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # a zombie, which has no threads left
+    pinning.move(2**22 + 1, os.sched_getaffinity(0))  # above the largest PID
+
+
+def test_system_that_refuses(
+    listening: tuple[int, dict[str, Store]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, stores = listening
+    set_affinity = os.sched_setaffinity
+
+    def refuse(thread: int, processors: Iterable[int]) -> None:
+        if thread == os.getpid() and len(list(processors)) < before:
+            raise PermissionError(1, 'Operation not permitted')
+        set_affinity(thread, processors)
+
+    before = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, 'sched_setaffinity', refuse)
+    refused(stores, 'Operation not permitted')
+    assert processors_of(pid) == 2 * [os.sched_getaffinity(0)]
+
+
+def test_refused_run_leaves_no_result_file(
+    listening: tuple[int, dict[str, Store]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _pid: {0})
+    settings = Settings(1, 1, {'single': 1}, ['rbfly-single'], pinned=True)
+    with pytest.raises(CommandError, match='at least two processors'):
+        runs.measure(tmp_path / 'run.jsonl', settings, [], None, {}, {})
+    assert not list(tmp_path.iterdir())

@@ -116,9 +116,11 @@ cdef class Chunk:
         if CRC_IS_HERE and not self.is_summed:
             found = crc_of(0, self.data, self.data_end - self.data)
         if not CRC_IS_HERE or CRC_IS_CHECKED:
-            found = crc32(
+            again = crc32(
                 PyMemoryView_FromMemory(<char *> self.data, self.data_end - self.data, PyBUF_READ)
             )
+            assert not CRC_IS_HERE or found == again
+            found = again
         if found != self.crc:
             raise ChunkError(
                 f'CRC of the chunk at offset {self.offset} is 0x{found:08x}, not 0x{self.crc:08x}'
