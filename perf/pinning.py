@@ -52,14 +52,9 @@ def restrict(stack: ExitStack, pid: int, processors: Iterable[int]) -> None:
 
 def move(pid: int, processors: Iterable[int]) -> None:
     """Restrict all threads of a process; threads that they start later inherit it."""
-    for thread in threads(pid):
-        with suppress(ProcessLookupError):  # it has ended
-            os.sched_setaffinity(thread, processors)
+    import psutil  # type: ignore[import-untyped,unused-ignore]
 
-
-def threads(pid: int) -> list[int]:
-    """The identifiers of a process's threads; none if it has ended."""
-    try:
-        return [int(thread) for thread in os.listdir(f'/proc/{pid}/task')]
-    except FileNotFoundError:
-        return []
+    with suppress(psutil.NoSuchProcess):
+        for thread in psutil.Process(pid).threads():
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(thread.id, processors)

@@ -139,7 +139,7 @@ def measure(
     errors: dict[str, str],
 ) -> int:
     """Start a run, or resume an earlier one."""
-    from . import pinning
+    from . import pinning, runner, table
 
     for name in settings.lanes:
         if error := errors.get(lanes.find(name).broker):
@@ -159,37 +159,23 @@ def measure(
         {name: {**broker_address.about(name), **store.about()} for name, store in stores.items()},
     )
     with pinning.pinned(stores) if settings.pinned else nullcontext():
-        return recorded(path, settings, left_out, earlier, stores, about)
-
-
-def recorded(
-    path: Path,
-    settings: Settings,
-    left_out: list[dict[str, str]],
-    earlier: Results | None,
-    stores: dict[str, Any],
-    about: dict[str, Any],
-) -> int:
-    """Run the rounds and write the result file."""
-    from . import runner, table
-
-    if earlier:
-        for line in environment.differences(earlier.header['environment'], about):
-            say(f'changed since this run was started: {line}')
-        writer = Writer.resume(earlier)
-        writer.write({'type': 'resumed', 'environment': about})
-    else:
-        header = {'environment': about, 'settings': asdict(settings), 'left_out': left_out}
-        writer = Writer.create(path, header)
-    path = writer.results.path
-    say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
-    try:
-        runner.run(settings, writer, stores)
-    except KeyboardInterrupt:
-        say(f'to resume: python -m perf --resume --out {path}')
-        raise
-    finally:
-        writer.close()
+        if earlier:
+            for line in environment.differences(earlier.header['environment'], about):
+                say(f'changed since this run was started: {line}')
+            writer = Writer.resume(earlier)
+            writer.write({'type': 'resumed', 'environment': about})
+        else:
+            header = {'environment': about, 'settings': asdict(settings), 'left_out': left_out}
+            writer = Writer.create(path, header)
+        path = writer.results.path
+        say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
+        try:
+            runner.run(settings, writer, stores)
+        except KeyboardInterrupt:
+            say(f'to resume: python -m perf --resume --out {path}')
+            raise
+        finally:
+            writer.close()
     for line in table.summary(writer.results):
         print(line)
     if writer.results.failed():

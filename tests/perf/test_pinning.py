@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 from brokers.state import free_ports
@@ -44,7 +45,7 @@ def listening() -> Iterator[tuple[int, dict[str, Store]]]:
 
 def processors_of(pid: int) -> list[set[int]]:
     """The processors of each thread of a process."""
-    return [os.sched_getaffinity(thread) for thread in pinning.threads(pid)]
+    return [os.sched_getaffinity(thread.id) for thread in psutil.Process(pid).threads()]
 
 
 def test_broker_and_lanes_share_no_processor(listening: tuple[int, dict[str, Store]]) -> None:
@@ -120,9 +121,7 @@ def test_system_that_refuses(
     assert processors_of(pid) == 2 * [os.sched_getaffinity(0)]
 
 
-def test_refused_run_leaves_no_result_file(
-    listening: tuple[int, dict[str, Store]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_run_leaves_no_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _pid: {0})
     settings = Settings(1, 1, {'single': 1}, ['rbfly-single'], pinned=True)
     with pytest.raises(CommandError, match='at least two processors'):
