@@ -12,7 +12,7 @@ from libc.stdint cimport uint8_t
 
 cdef enum:
     SMALLEST = 1 << 20          # bytes
-    SPARES = 16                 # more than a subscription has in flight: 10, unless it chooses
+    SPARES = 16                 # a subscription has 10 chunks in flight by default
     SPARE_MAX = 1 << 24         # bytes of all spare memory of the process
 
 cdef struct Spare:

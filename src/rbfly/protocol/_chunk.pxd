@@ -4,13 +4,14 @@ from rbfly._turn cimport Sampler
 from rbfly._wire cimport load_u32
 
 
-# The CRC of a chunk's entries, as far as they have arrived: `end` is 0 until its header has.
+# The CRC of those entries of a chunk that have arrived.
 cdef struct RunningSum:
-    Py_ssize_t at               # what of the frame is next
-    Py_ssize_t end              # end of the entries in the frame
+    Py_ssize_t at               # the position in the frame up to which the CRC is computed
+    Py_ssize_t end              # where the entries end; 0 until the header of the chunk arrives
     uint32_t crc
 
-# Include what has arrived of a frame: `filled` of `size` bytes, with the chunk at `start`.
+# Continue the CRC over new data.  The frame has `size` bytes, of which the first `filled` have
+# arrived; its chunk begins at `start`.
 cdef void sum_up(
     RunningSum *sum, const uint8_t *frame, Py_ssize_t start, Py_ssize_t filled, Py_ssize_t size
 ) noexcept
@@ -21,9 +22,9 @@ cdef class Chunk:
     cdef const uint8_t *owner_end   # of the received bytes
     cdef const uint8_t *data        # entries of the chunk
     cdef const uint8_t *data_end
-    cdef uint32_t crc               # that its header states
-    cdef uint32_t found             # that of its entries
-    cdef bint is_summed             # it is known
+    cdef uint32_t crc               # as the header states it
+    cdef uint32_t found             # as computed from the entries, if `is_summed`
+    cdef bint is_summed
     cdef object source              # keeps [p, end) alive: owner, or a decompressed sub-entry
     cdef const uint8_t *p           # what to read next: the chunk, or a sub-entry
     cdef const uint8_t *end

@@ -29,11 +29,14 @@ cdef enum:
     KEY_CONFIRM = 0x0003
     KEY_ERROR = 0x0004
     KEY_DELIVER = 0x0008
-    CHUNK_AT = 9                    # in a Deliver frame
-    CHUNK_AT_2 = 17                 # in one of version 2
 
 # The client's own limit: brokers send Deliver frames larger than the negotiated frame_max.
 FRAME_CAP = 256 * 2**20
+
+
+# Where the chunk of a Deliver frame begins, after the size of the frame.
+cdef inline Py_ssize_t chunk_at(int version) noexcept:
+    return 5 if version == 1 else 13
 
 
 @cython.final
@@ -229,10 +232,8 @@ cdef class Engine:
     # A large chunk is often read when it is no longer in the processor's caches.
     cdef void _sum_up(self) noexcept:
         cdef const uint8_t *p = self.large.start
-        cdef int start
-        if self.large_fill >= CHUNK_AT and load_u16(p + 4) == KEY_DELIVER:
-            start = CHUNK_AT if load_u16(p + 6) == 1 else CHUNK_AT_2
-            sum_up(&self.sum, p, start, self.large_fill, self.large_size)
+        if self.large_fill >= 8 and load_u16(p + 4) == KEY_DELIVER:
+            sum_up(&self.sum, p, 4 + chunk_at(load_u16(p + 6)), self.large_fill, self.large_size)
 
     cdef int _dispatch(self, const uint8_t *p, Py_ssize_t n, Block frame) except -1:
         # [p, p+n) follows the size; `frame` owns it, or it is part of the block.
@@ -265,7 +266,7 @@ cdef class Engine:
                 if window.on_settled is not None:
                     window.on_settled(done)
         elif key == KEY_DELIVER and (version == 1 or version == 2):
-            at = (CHUNK_AT if version == 1 else CHUNK_AT_2) - 4
+            at = chunk_at(version)
             if n < at:
                 raise FrameError('a deliver frame ends within its header')
             queue = self.subscriptions[p[4]]
