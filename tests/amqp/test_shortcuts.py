@@ -5,6 +5,7 @@ import inspect
 import math
 import pickle
 import struct
+import sys
 from collections.abc import Iterator
 from itertools import permutations
 from random import Random
@@ -146,7 +147,23 @@ def encoded(body: Any) -> bytes:
     return raw
 
 
-@pytest.mark.parametrize('size', [*range(20), 63, 64, 65, *range(250, 260), 1024, 70_000])
+@pytest.mark.parametrize('length', [10, 1_000, 4_087, 4_088, 5_000])
+def test_sizes_are_sound_ints(length: int) -> None:
+    """Sizes below 4,096 are the same object in each call; nobody's reference is lost."""
+    body, buffer = b'x' * length, bytearray(8_192)
+    expected = len(encode_amqp_bytes(body))
+    first = encode_amqp(buffer, body)
+    before = sys.getrefcount(first)
+    sizes = [encode_amqp(buffer, body) for _ in range(1_000)]
+    assert sizes == [expected] * 1_000
+    assert (sizes[0] is first) == (expected < 4_096)
+    del sizes
+    assert sys.getrefcount(first) == before
+
+
+@pytest.mark.parametrize(
+    'size', [*range(20), 63, 64, 65, *range(250, 260), 1024, *range(4086, 4090), 70_000]
+)
 def test_bytes_of_a_message_without_other_sections(size: int) -> None:
     text = 'abcdefghij' * (size // 10) + 'klmnopqrst'[: size % 10]
     assert encoded(text) == b'\0Sw' + sized(0xA1, text.encode())

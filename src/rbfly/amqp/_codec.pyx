@@ -8,6 +8,7 @@ from cpython.bytes cimport (
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches, PyErr_Occurred
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -460,6 +461,24 @@ cdef object encode_plain(object body, object message):
     return encoded
 
 
+cdef enum:
+    SIZES = 4096
+
+cdef PyObject *sizes[SIZES]     # each is created once
+
+
+cdef inline object size_object(Py_ssize_t size):
+    """The size as an int, which takes as long to create as a short message to encode."""
+    cdef object found
+    if size >= SIZES:
+        return size
+    if sizes[size] is NULL:
+        found = size
+        Py_INCREF(found)
+        sizes[size] = <PyObject *> found
+    return <object> sizes[size]
+
+
 @cython.binding(False)
 def encode_amqp(bytearray buffer not None, message):
     """Encode a message to the start of a buffer.
@@ -476,7 +495,7 @@ def encode_amqp(bytearray buffer not None, message):
     cdef Py_ssize_t size = put_plain(buffer, <object> body) if is_plain(<object> body) else 0
     if not size:
         size = encode_into(buffer, message, body)
-    return size
+    return size_object(size)
 
 
 cdef enum:
