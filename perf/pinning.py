@@ -7,6 +7,8 @@ rates vary severalfold from round to round.
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
+from pathlib import Path
 
 from . import CommandError, cost
 from .store import Store
@@ -16,7 +18,7 @@ from .store import Store
 def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
     """Restrict brokers, and this process with the processes that it starts, to separate processors.
 
-    Each side has half of the processors that this process may use, until the context ends.
+    Each side has half of the processor cores that this process may use, until the context ends.
 
     :param stores: the brokers, by name.
     :raises CommandError: a broker is not on this machine, consists of several processes, or cannot
@@ -24,9 +26,8 @@ def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
     """
     if not hasattr(os, 'sched_setaffinity'):
         raise CommandError('--pin requires Linux')
-    everything = sorted(os.sched_getaffinity(0))
-    half = len(everything) // 2
-    if not half:
+    broker_side, own_side = halves(os.sched_getaffinity(0))
+    if not broker_side:
         raise CommandError('--pin requires at least two processors')
     for name in stores:
         if name.partition('-')[2] not in ('', 'tls'):
@@ -36,11 +37,29 @@ def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
             ports = {cost.port_of(store.address) for store in stores.values()}
             pids = {pid for port in ports for pid in cost.processes(port)}
             for pid in pids:
-                restrict(stack, pid, everything[:half])
-            restrict(stack, os.getpid(), everything[half:])
+                restrict(stack, pid, broker_side)
+            restrict(stack, os.getpid(), own_side)
         except OSError as ex:
             raise CommandError(f'--pin: {ex}') from None
         yield
+
+
+def halves(processors: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Divide processors so that the halves share no core, if there are several cores."""
+    cores: dict[str, list[int]] = {}
+    for number in sorted(processors):
+        cores.setdefault(siblings(number), []).append(number)
+    parts = list(cores.values())
+    if len(parts) == 1:
+        parts = [[number] for number in parts[0]]
+    half = len(parts) // 2
+    return [*chain(*parts[:half])], [*chain(*parts[half:])]
+
+
+def siblings(number: int) -> str:
+    """The processors of the same core, in the notation of Linux."""
+    path = Path(f'/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list')
+    return path.read_text().strip() if path.exists() else str(number)
 
 
 def restrict(stack: ExitStack, pid: int, processors: Iterable[int]) -> None:

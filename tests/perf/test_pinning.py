@@ -48,6 +48,23 @@ def processors_of(pid: int) -> list[set[int]]:
     return [os.sched_getaffinity(thread.id) for thread in psutil.Process(pid).threads()]
 
 
+@pytest.mark.parametrize(
+    ('cores', 'expected'),
+    [
+        (['0', '1'], ([0], [1])),
+        (['0-1', '0-1'], ([0], [1])),
+        (['0,4', '1,5', '2,6', '3,7'] * 2, ([0, 4, 1, 5], [2, 6, 3, 7])),
+        (['0-1', '0-1', '2-3', '2-3', '4-5', '4-5'], ([0, 1], [2, 3, 4, 5])),
+        (['0'], ([], [0])),
+    ],
+)
+def test_halves_share_no_core(
+    cores: list[str], expected: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinning, 'siblings', cores.__getitem__)
+    assert pinning.halves(range(len(cores))) == expected
+
+
 def test_broker_and_lanes_share_no_processor(listening: tuple[int, dict[str, Store]]) -> None:
     pid, stores = listening
     before = os.sched_getaffinity(0)
