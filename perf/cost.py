@@ -3,8 +3,8 @@
 Processor time is that of the processes that listen on the broker's port, and of their children.
 Bytes are the payload of the client's TCP connections to this port, as the kernel counts them;
 retransmitted bytes count once.  A lane may close its connections before the turn ends, so `ss`
-also reports connections as they end.  The line of an ended connection does not name its process:
-nothing else may use the broker meanwhile, as its processor time would count, too.
+also reports connections as they end.  `ss` does not name the process of an ended connection, and
+the broker's processor time includes all clients: nothing else may use the broker meanwhile.
 """
 
 import re

@@ -13,12 +13,15 @@ from pathlib import Path
 from . import CommandError, cost
 from .store import Store
 
+PROCESSORS = Path('/sys/devices/system/cpu')
+
 
 @contextmanager
 def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
     """Restrict brokers, and this process with the processes that it starts, to separate processors.
 
-    Each side has half of the processor cores that this process may use, until the context ends.
+    Each side has half of the processor cores that this process may use, until the context ends;
+    lanes have one more if the number is odd.
 
     :param stores: the brokers, by name.
     :raises CommandError: a broker is not on this machine, consists of several processes, or cannot
@@ -45,7 +48,7 @@ def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
 
 
 def halves(processors: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Divide processors so that the halves share no core, if there are several cores."""
+    """Divide processors by cores; those of a single core, by threads."""
     cores: dict[str, list[int]] = {}
     for number in sorted(processors):
         cores.setdefault(siblings(number), []).append(number)
@@ -58,8 +61,10 @@ def halves(processors: Iterable[int]) -> tuple[list[int], list[int]]:
 
 def siblings(number: int) -> str:
     """The processors of the same core, in the notation of Linux."""
-    path = Path(f'/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list')
-    return path.read_text().strip() if path.exists() else str(number)
+    try:
+        return (PROCESSORS / f'cpu{number}/topology/thread_siblings_list').read_text().strip()
+    except OSError:  # the kernel does not say
+        return str(number)
 
 
 def restrict(stack: ExitStack, pid: int, processors: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import process_time
 
@@ -256,14 +256,14 @@ async def test_command_measures_and_draws(
 
 
 @pytest.mark.rabbitmq
-async def test_pika_consumes_a_stream(
-    own_broker: RabbitMQ, store: RabbitStore, stream_name: str
-) -> None:
+async def test_pika_consumes_a_stream(own_broker: RabbitMQ, own_stream: str) -> None:
     kind = lanes.KINDS['cost-consume']
     assert kind.stored is not None
     assert own_broker.amqp_uri is not None
-    store.fill(stream_name, 8_000, kind.stored)
-    work = make('pika_consume', Target(own_broker.amqp_uri, stream_name), kind.name)
+    store = RabbitStore(own_broker.uri)
+    with closing(store.connection):
+        store.fill(own_stream, 8_000, kind.stored)
+    work = make('pika_consume', Target(own_broker.amqp_uri, own_stream), kind.name)
     await work.open()
     try:
         for count in (8_000, 4_000):

@@ -65,6 +65,16 @@ def test_halves_share_no_core(
     assert pinning.halves(range(len(cores))) == expected
 
 
+def test_processors_of_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, text in enumerate(['0,2\n', '1\n', '0,2\n']):
+        topology = tmp_path / f'cpu{number}/topology'
+        topology.mkdir(parents=True)
+        (topology / 'thread_siblings_list').write_text(text)
+    monkeypatch.setattr(pinning, 'PROCESSORS', tmp_path)
+    assert [*map(pinning.siblings, range(4))] == ['0,2', '1', '0,2', '3']
+    assert pinning.halves(range(4)) == ([0, 2], [1, 3])
+
+
 def test_broker_and_lanes_share_no_processor(listening: tuple[int, dict[str, Store]]) -> None:
     pid, stores = listening
     before = os.sched_getaffinity(0)

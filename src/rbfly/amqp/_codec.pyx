@@ -468,7 +468,7 @@ cdef PyObject *sizes[SIZES]     # each is created once
 
 
 cdef inline object size_object(Py_ssize_t size):
-    """The size as an int, which takes as long to create as a short message to encode."""
+    """The size as an int; creating one takes as long as encoding a short message."""
     cdef object found
     if size >= SIZES:
         return size
