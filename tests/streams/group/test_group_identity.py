@@ -12,6 +12,7 @@ from rbfly.streams import events
 from rbfly.streams.error import StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from rbfly.testing.stream import Stream
+from tests.brokers import until
 from tests.group_members import HANG, NewClient, OwnOffsets, publish, take, until_active
 from tests.inside import session_of
 
@@ -42,6 +43,14 @@ def hold_reconnect(messages: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
 def cut(messages: Any) -> None:
     session_of(messages).registration.connection._transport.abort()
+
+
+async def lose(messages: Any) -> None:
+    """Lose the connection, and with it the messages that the program has not received."""
+    registration = session_of(messages).registration
+    connection = registration.connection
+    cut(messages)
+    await until(lambda: registration.connection is not connection, 'the connection is lost')
 
 
 async def replace(
@@ -156,10 +165,10 @@ async def test_offset_function_is_called_again_after_a_message_of_the_new_stream
             await anext(messages)
         await messages.open()
         await until_active(messages)
-        cut(messages)  # before the first message
-        assert await take(messages, 5) == [*range(1000, 1005)]
+        await lose(messages)  # before the first message
+        assert await take(messages, 100) == [*range(1000, 1100)]
         own.offsets[stream] = 5
-        cut(messages)
+        await lose(messages)
         assert await take(messages, 5) == [*range(1005, 1010)]
 
 
