@@ -177,6 +177,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         action='store_true',
         help='brokers and lanes on separate processors of this machine (Linux)',
     )
+    parser.add_argument(
+        '--when-idle',
+        action='store_true',
+        help='before each round, wait until other programs leave the processors idle',
+    )
     parser.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
     parser.add_argument(
         '--out',

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from . import CommandError, cost
+from .lanes import Lane
 from .store import Store
 
 PROCESSORS = Path('/sys/devices/system/cpu')
@@ -45,6 +46,16 @@ def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
         except OSError as ex:
             raise CommandError(f'--pin: {ex}') from None
         yield
+
+
+def can_poll(lane: Lane) -> bool:
+    """Whether a lane that polls has the processors for it; true for one that does not poll.
+
+    RbFly does not poll if its process has a single processor; floors do.
+    """
+    if not lane.polls or lane.library.is_floor or not hasattr(os, 'sched_getaffinity'):
+        return True
+    return len(halves(os.sched_getaffinity(0))[1]) > 1
 
 
 def halves(processors: Iterable[int]) -> tuple[list[int], list[int]]:

@@ -36,6 +36,7 @@ class Settings:
     :ivar counts: messages per round, by kind of work.
     :ivar lanes: names of the lanes, in the order of :data:`perf.lanes.LANES`.
     :ivar pinned: whether brokers and lanes run on separate processors.
+    :ivar when_idle: whether each round waits until other programs leave the processors idle.
     """
 
     rounds: int
@@ -43,6 +44,7 @@ class Settings:
     counts: dict[str, int]
     lanes: list[str]
     pinned: bool = False
+    when_idle: bool = False
 
 
 @dataclass

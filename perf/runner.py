@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from time import monotonic, sleep
 from typing import Any
 
-from . import cost, environment, lanes, other_python, programs
+from . import cost, environment, idle, lanes, other_python, programs
 from .progress import Progress
 from .results import Settings, Writer
 from .store import Store, StoreError
@@ -331,10 +331,16 @@ def run_scenario(
 
         by_name = {lane.name: lane for lane in chosen}
         for number in range(1, settings.rounds + 1):
-            for name in order(settings.seed, number, list(by_name)):
+            missing = [
+                name
+                for name in order(settings.seed, number, list(by_name))
+                if (name, number) not in done
+                and number <= by_name[name].kind.part_of(settings.rounds)
+            ]
+            if missing and settings.when_idle:
+                idle.wait(progress.say)
+            for name in missing:
                 lane = by_name[name]
-                if (name, number) in done or number > lane.kind.part_of(settings.rounds):
-                    continue
                 if name not in turns:
                     progress.step()
                     continue

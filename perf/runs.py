@@ -14,7 +14,9 @@ from .results import Results, Settings, Writer, read
 
 ROUNDS = 100
 QUICK_ROUNDS = 10
-CHOOSING = ('scenario', 'lanes', 'rounds', 'scale', 'seed', 'quick', 'full', 'pin', 'resume')
+CHOOSING = (
+    'scenario', 'lanes', 'rounds', 'scale', 'seed', 'quick', 'full', 'pin', 'when_idle', 'resume',
+)  # fmt: skip
 
 
 def counts(args: argparse.Namespace, kinds: set[str]) -> dict[str, int]:
@@ -45,6 +47,7 @@ def chosen(args: argparse.Namespace) -> Settings:
         counts=counts(args, {lane.kind.name for lane in selected}),
         lanes=[lane.name for lane in selected],
         pinned=args.pin,
+        when_idle=args.when_idle,
     )
 
 
@@ -53,7 +56,8 @@ def repeated(args: argparse.Namespace) -> Settings:
     for name in CHOOSING:
         value = getattr(args, name)
         if value is not False and value not in (None, [], {}):
-            raise UsageError(f'--repeat uses the settings of the file; leave out --{name}')
+            option = name.replace('_', '-')
+            raise UsageError(f'--repeat uses the settings of the file; leave out --{option}')
     settings = read(args.repeat).settings
     names = [name for name in settings.lanes if name in lanes.LANES]
     if not names:
@@ -94,6 +98,8 @@ def resumed(args: argparse.Namespace) -> Results:
         other.append(f'seed {settings.seed}')
     if args.pin and not settings.pinned:
         other.append('no --pin')
+    if args.when_idle and not settings.when_idle:
+        other.append('no --when-idle')
     if args.scale or args.quick or args.full:
         asked = counts(args, set(settings.counts))
         other += [f'{k} {n:,}' for k, n in settings.counts.items() if asked[k] != n]
@@ -142,8 +148,12 @@ def measure(
     from . import pinning, runner, table
 
     for name in settings.lanes:
-        if error := errors.get(lanes.find(name).broker):
+        lane = lanes.find(name)
+        if error := errors.get(lane.broker):
             left_out.append({'lane': name, 'reason': error})
+        elif settings.pinned and not pinning.can_poll(lane):
+            reason = 'RbFly does not poll on a single processor, which is all that --pin leaves'
+            left_out.append({'lane': name, 'reason': reason})
     absent = {item['lane'] for item in left_out}
     kept = [name for name in settings.lanes if name not in absent]
     if errors and (earlier or not kept):

@@ -182,6 +182,8 @@ def summary(run: Run) -> str:
         text += f'; the machine was not idle: its load was {load[0]:.2f} on {cpus} CPUs'
     if run.settings.pinned:
         text += '; brokers and lanes ran on separate processors'
+    if run.settings.when_idle:
+        text += '; each round waited until the processors were idle'
     if str(about.get('revision') or '').endswith('+'):
         text += '; the checkout had uncommitted changes'
     incomplete = [ln.name for ln in run.lanes.values() if ln.rounds < run.results.rounds(ln.name)]

@@ -458,6 +458,7 @@ def test_resume_uses_the_settings_of_the_file(tmp_path: Path) -> None:
         (['--seed', '4'], 'seed 42'),
         (['--full'], 'single 500'),
         (['--pin'], 'no --pin'),
+        (['--when-idle'], 'no --when-idle'),
         (['--lanes', 'raw-socket-single'], 'lanes raw-socket-single,bare-uvloop-single'),
     ],
 )
@@ -498,7 +499,7 @@ def test_repeat_refuses_lanes_that_no_longer_exist(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     'option', ['--scenario=publish', '--lanes=rbfly', '--rounds=4', '--seed=0', '--scale=0.1',
-               '--quick', '--full', '--resume'],
+               '--quick', '--full', '--pin', '--when-idle', '--resume'],
 )  # fmt: skip
 def test_repeat_refuses_other_settings(
     tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]

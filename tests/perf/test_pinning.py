@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 from brokers.state import free_ports
-from perf import CommandError, pinning, runs
+from perf import CommandError, pinning, runner, runs
 from perf.results import Settings, read
 from perf.store import KafkaStore, Store
 from tests.perf.test_benchmark import perf
@@ -154,3 +154,21 @@ def test_refused_run_leaves_no_result_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CommandError, match='at least two processors'):
         runs.measure(tmp_path / 'run.jsonl', settings, [], None, {}, {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(('processors', 'polls'), [(2, False), (4, True)])
+def test_client_that_would_not_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processors: int, polls: bool
+) -> None:
+    """The busy polling of RbFly requires two processors; that of the floor does not."""
+    names = ['raw-socket-polling-single', 'rbfly-polling-single']
+    settings = Settings(1, 1, {'single': 1}, names, pinned=True)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _pid: set(range(processors)))
+    monkeypatch.setattr(pinning, 'siblings', str)
+    monkeypatch.setattr(runner, 'run', lambda *_: None)
+    monkeypatch.setattr(os, 'sched_setaffinity', lambda *_: None)
+    runs.measure(tmp_path / 'run.jsonl', settings, [], None, {}, {})
+    results = read(tmp_path / 'run.jsonl.xz')
+    assert results.settings.lanes == (names if polls else names[:1])
+    left_out = [item['lane'] for item in results.header['left_out']]
+    assert left_out == ([] if polls else names[1:])
