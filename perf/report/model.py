@@ -116,11 +116,23 @@ class Run:
         folder = environment.folder()
         return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
-    def drop(self, kind: str) -> None:
-        """Leave out a kind of work that another run has measured again."""
-        del self.kinds[kind]
-        self.lanes = {name: lane for name, lane in self.lanes.items() if lane.kind.name != kind}
-        self.absent = {k: v for k, v in self.absent.items() if not k.endswith(f'-{kind}')}
+    @property
+    def groups(self) -> set[tuple[str, bool]]:
+        """The requested kinds of work, by lanes that poll, and by lanes that do not."""
+        names = {*self.lanes, *self.absent} & lanes.LANES.keys()
+        return {(lanes.find(name).kind.name, lanes.find(name).polls) for name in names}
+
+    def drop(self, group: tuple[str, bool]) -> None:
+        """Leave out lanes whose kind of work another run has measured again."""
+
+        def is_kept(name: str) -> bool:
+            lane = lanes.LANES.get(name)
+            return lane is None or (lane.kind.name, lane.polls) != group
+
+        self.lanes = {name: lane for name, lane in self.lanes.items() if is_kept(name)}
+        self.absent = {name: why for name, why in self.absent.items() if is_kept(name)}
+        if group[0] not in {kind for kind, _ in self.groups}:
+            del self.kinds[group[0]]
 
 
 @dataclass(frozen=True)
@@ -132,12 +144,12 @@ class Report:
     @classmethod
     def read(cls, paths: Sequence[Path]) -> Self:
         runs = tuple(Run(read(path)) for path in paths)
-        latest: dict[str, Run] = {}
+        latest: dict[tuple[str, bool], Run] = {}
         for run in sorted(runs, key=lambda run: str(run.environment['time'])):
-            for kind in list(run.kinds):
-                if kind in latest:
-                    latest[kind].drop(kind)
-                latest[kind] = run
+            for group in run.groups:
+                if group in latest:
+                    latest[group].drop(group)
+                latest[group] = run
         if not any(run.lanes for run in runs):
             raise CommandError('no lane has results')
         return cls(runs)
@@ -149,8 +161,8 @@ class Report:
         return {name: about for name, about in lanes.SCENARIOS.items() if name in used}
 
     def kinds(self, scenario: str = '') -> list[Kind]:
-        kinds = [kind for run in self.runs for kind in run.kinds.values()]
-        return [kind for kind in kinds if not scenario or kind.scenario == scenario]
+        kinds = {name: kind for run in self.runs for name, kind in run.kinds.items()}
+        return [kind for kind in kinds.values() if not scenario or kind.scenario == scenario]
 
     def series(self, scenario: str) -> dict[str, list[Kind]]:
         """The kinds of work of a scenario that have results, by series."""
@@ -173,7 +185,8 @@ class Report:
         return next((run.lanes[name] for run in self.runs if name in run.lanes), None)
 
     def of_kind(self, kind: str) -> list[Lane]:
-        return [lane for lane in self.all_lanes() if lane.kind.name == kind]
+        found = [lane for lane in self.all_lanes() if lane.kind.name == kind]
+        return sorted(found, key=lambda lane: rank(lane.library.name))
 
     def ours(self, kind: str, polls: bool = False) -> Lane | None:
         """The first of RbFly's lanes of a kind of work."""

@@ -235,6 +235,29 @@ def test_report_shows_the_later_results_of_a_kind_of_work(tmp_path: Path) -> Non
         assert len(others) == len(found.kinds()) - 1 == len(load()[0]['settings']['counts']) - 1
 
 
+def test_report_shows_lanes_that_poll_of_another_run(tmp_path: Path) -> None:
+    """A later run without them does not hide them: they are compared only with each other."""
+
+    def poll(records: list[Record]) -> None:
+        header, *rows = records
+        name = 'rbfly-polling-single'
+        header['environment']['time'] = '2000-01-01T00:00:00+00:00'
+        header['settings']['lanes'].append(name)
+        records += [row | {'lane': name} for row in rows if row['lane'] == 'rbfly-single']
+
+    path = write_changed(tmp_path, poll)
+    for files in ([SYNTHETIC, path], [path, SYNTHETIC]):
+        found = report.Report.read(files)
+        later = report.Report.read([SYNTHETIC])
+        former = [lane.name for lane in found.all_lanes() if lane.run.label == path.name]
+        assert former == ['rbfly-polling-single']
+        assert {*found.kinds()} == {*later.kinds()}
+        assert len(found.kinds()) == len(later.kinds())
+        assert {lane.name for lane in found.all_lanes()} - {*former} == {
+            lane.name for lane in later.all_lanes()
+        }
+
+
 def test_report_refuses_a_run_without_results(tmp_path: Path) -> None:
     def empty(records: list[Record]) -> None:
         del records[1:]
