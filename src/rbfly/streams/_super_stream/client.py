@@ -42,7 +42,7 @@ T = TypeVar('T')
 
 PARTITION_TIMEOUT = 1.0  # minimum timeout to create each partition, in seconds
 POLL = 0.1  # seconds between queries while another client creates the same super stream
-POLLS = 50  # without a new partition
+POLLS = 50  # without progress
 REFRESH_LEAST = 0.01  # seconds; a shorter interval would load the broker with requests
 
 
@@ -133,19 +133,18 @@ class SuperStream:
     async def _difference(self, requested: tuple[str, ...]) -> str:
         """Describe how the super stream differs from the requested one; '' if it is the same.
 
-        While another client creates it, RabbitMQ adds its partitions one after another.
+        While another client creates it, RabbitMQ creates one stream after another, and then makes
+        them its partitions.
         """
-        existing: tuple[str, ...] = ()
-        polls = 0
+        polls = progress = 0
         while polls < POLLS:
             connection = await self._cluster.locator()
-            previous = existing
+            streams = await connection.request(commands.Metadata(requested))
+            code = ResponseCode.STREAM_DOES_NOT_EXIST
+            taken = [name for name, stream in streams.items() if stream.code != code]
             try:
                 existing = await connection.request(commands.Partitions(self.name))
             except StreamDoesNotExist:
-                streams = await connection.request(commands.Metadata(requested))
-                code = ResponseCode.STREAM_DOES_NOT_EXIST
-                taken = [name for name, stream in streams.items() if stream.code != code]
                 text = f'there are streams with the names of its partitions ({named(taken)})'
                 if not taken:  # this protocol does not show other kinds of queues
                     text = 'there is a queue, but no stream, with the name of one of its partitions'
@@ -154,7 +153,8 @@ class SuperStream:
                 return ''
             if not {*existing} < {*requested}:
                 break
-            polls = polls + 1 if existing == previous else 0
+            before, progress = progress, len(taken) + len(existing)
+            polls = polls + 1 if progress == before else 0
             await asyncio.sleep(POLL)
         return (
             f'super stream {self.name!r} exists with other partitions: it has {len(existing)}'
