@@ -29,6 +29,7 @@ connect-timeout = 2
 
 [profiles.here]
 uri = ['{GONE}', '{broker.uri}']
+connect-timeout = 30
 
 [profiles.tls]
 uri = 'rabbitmq-stream+tls://localhost:1'
@@ -67,7 +68,7 @@ def test_profiles(profiles: Path, broker: RabbitMQ) -> None:
     assert stats(**found).startswith(NOWHERE)
     assert stats('--profile', 'here', **found).startswith(HERE)
     assert stats(RBFLY_PROFILE='here', **found).startswith(HERE)
-    assert stats('--uri', broker.uri, **found).startswith(HERE)
+    assert stats('--uri', broker.uri, '--connect-timeout', '30', **found).startswith(HERE)
     # What stands on the command line counts more than the environment.
     assert stats('--profile', 'here', RBFLY_URI=GONE, **found).startswith(HERE)
     assert stats('--profile', 'gone', RBFLY_URI=broker.uri, **found).startswith(NOWHERE)

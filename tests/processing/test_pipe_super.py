@@ -14,7 +14,7 @@ import rbfly.streams as rbs
 from rbfly.processing import PipeProgress, Stream, pipe
 from rbfly.streams import ArgumentError, Message
 from rbfly.testing import StreamBroker
-from tests.group_members import NewClient
+from tests.group_members import NewClient, may_strand
 from tests.processing.piping import in_time, stored
 from tests.super_streams import super_stream_of
 
@@ -191,8 +191,10 @@ async def test_group_shares_the_partitions(
         each = clients()
         ends = each.super_stream(super_stream), each.super_stream(target)
         options: Any = {'name': 'job', 'route': message_by_key, 'interval': 0.05}
+        options['stranded_after'] = stranded_after
         running.append(asyncio.create_task(pipe(*ends, same, **options)))
 
+    stranded_after = 10 if await may_strand(client) else None
     start()
     for _ in range(12):
         await fill(client, super_stream, total, total + 200)
@@ -208,7 +210,7 @@ async def test_group_shares_the_partitions(
     async def count() -> int:
         return sum(map(len, await stored_of(client, target)))
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):  # a stranded group recovers within three times 10 s
         while await count() < total:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     for task in running:

@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from urllib.parse import quote, urlsplit
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -147,13 +148,14 @@ async def test_subscribe_to_a_classic_queue(
 ) -> None:
     import pika
 
+    name = f'classic-{uuid4()}'
     with pika.BlockingConnection(pika.URLParameters(str(own_broker.amqp_uri))) as amqp:
-        amqp.channel().queue_declare('classic', durable=True)
+        amqp.channel().queue_declare(name, durable=True)
         try:
             with pytest.raises(StreamDoesNotExist):
-                await anext(own_client.subscribe('classic', offset=reference))
+                await anext(own_client.subscribe(name, offset=reference))
         finally:
-            amqp.channel().queue_delete('classic')
+            amqp.channel().queue_delete(name)
     await own_client.disconnect()
 
 

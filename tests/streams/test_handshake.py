@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import quote, urlsplit
+from uuid import uuid4
 
 import pytest
 
@@ -126,18 +127,18 @@ async def test_long_token_against_the_limit_before_open(length: int, opens: bool
 
 @pytest.mark.parametrize('encoded', [True, False])
 async def test_non_ascii_user_and_password(own_broker: RabbitMQ, encoded: bool) -> None:
-    name, password = 'zażółć', 'gęślą-jaźń-€'
+    name, password = f'zażółć-{uuid4()}', 'gęślą-jaźń-€'
     shown = (quote(name), quote(password)) if encoded else (name, password)
     with user(own_broker, name, password):
         address = urlsplit(own_broker.uri)
         uri = f'rabbitmq-stream://{shown[0]}:{shown[1]}@{address.hostname}:{address.port}/'
         async with rbs.streams_client(uri) as client:
-            await client.create_stream('zażółć')
-            await client.delete_stream('zażółć')
+            await client.create_stream(name)
+            await client.delete_stream(name)
 
 
 async def test_password_with_reserved_characters(own_broker: RabbitMQ) -> None:
-    name, password = 'a user', 'p@ss:w/rd?#[x]%2F+&'
+    name, password = f'a user {uuid4()}', 'p@ss:w/rd?#[x]%2F+&'
     with user(own_broker, name, password):
         address = urlsplit(own_broker.uri)
         login = f'{quote(name, safe="")}:{quote(password, safe="")}'
@@ -147,7 +148,7 @@ async def test_password_with_reserved_characters(own_broker: RabbitMQ) -> None:
 
 
 async def test_non_ascii_stream_name(client: rbs.StreamsClient) -> None:
-    name = 'strumień ✓ 流 🐇'
+    name = f'strumień ✓ 流 🐇 {uuid4()}'
     await client.create_stream(name)
     try:
         async with client.publisher(name, name='wydawca-流') as publisher:
@@ -167,7 +168,7 @@ async def test_default_virtual_host(broker: RabbitMQ, path: str) -> None:
 
 
 async def test_non_ascii_virtual_host_with_a_slash(own_broker: RabbitMQ) -> None:
-    vhost = 'żółw/a b'
+    vhost = f'żółw/a b {uuid4()}'
     own_broker.ctl('add_vhost', vhost)
     try:
         own_broker.ctl('set_permissions', '-p', vhost, 'guest', '.*', '.*', '.*')

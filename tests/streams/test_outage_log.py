@@ -92,7 +92,8 @@ async def test_publisher(broker_uri: str, stream: str, lines: Lines) -> None:
         cut(publisher)
         await until(lambda: bool(lines.texts('INFO')), 'the return is logged')
         await publisher.send(2)
-    loss, back = lines.found
+    loss, *reminders, back = lines.found
+    assert all('has had no connection for' in text for *_, text in reminders)
     assert loss[1:] == ('WARNING', loss[2])
     who = re.escape(f'[shop] publisher of {stream!r} ')
     assert re.fullmatch(who + 'lost its connection: .*connection lost.*', loss[2])
@@ -107,7 +108,8 @@ async def test_subscription(client: rbs.StreamsClient, stream: str, lines: Lines
         cut(messages)
         await until(lambda: bool(lines.texts('INFO')), 'the return is logged')
         waiting.cancel()
-    (loss,), (back,) = lines.texts('WARNING'), lines.texts('INFO')
+    (loss, *reminders), (back,) = lines.texts('WARNING'), lines.texts('INFO')
+    assert all('has had no connection for' in text for text in reminders)
     who = re.escape(f'subscription of {stream!r} ')
     assert re.fullmatch(who + 'lost its connection: .*connection lost.*', loss)
     assert re.fullmatch(who + r'reconnected to \S+:\d+ after \d+\.\d s', back)

@@ -28,10 +28,10 @@ def bodies(start: int, end: int) -> list[bytes]:
 async def test_small_chunks_are_joined(client: rbs.StreamsClient, stream: str) -> None:
     async with (
         client.publisher(stream) as publisher,
-        client.subscribe(stream, initial_credit=2, timeout=HANG) as messages,
+        client.subscribe(stream, initial_credit=2, timeout=5 * HANG) as messages,
     ):
         await messages.open()
-        batches = messages.batches(30, max_wait=HANG)
+        batches = messages.batches(30, max_wait=5 * HANG)
         for start in (0, 30):
             joining = asyncio.ensure_future(anext(batches))
             for i in range(start, start + 30):  # more chunks than credit

@@ -73,18 +73,22 @@ async def test_offset_next(client: rbs.StreamsClient, stream: str) -> None:
 
 
 async def subscribed(client: rbs.StreamsClient, n: int = 1) -> None:
-    """Wait until the broker has answered Subscribe: it answers requests in order."""
+    """Wait until the broker has answered Subscribe."""
     connection = await client.get_protocol()
     await until(
-        lambda: len(connection.subscription_ids) == FREE_IDS - n, 'the client has subscribed'
+        lambda: (
+            len(connection.subscription_ids) == FREE_IDS - n
+            and all(item.is_open for item in connection.registrations)
+        ),
+        'the client has subscribed',
     )
-    await client.delete_stream('no-such-stream')
 
 
 async def test_offset_timestamp(client: rbs.StreamsClient, stream: str) -> None:
     await publish(client, stream, 0, 10)
     async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
-        await anext(messages)
+        for _ in range(10):  # RabbitMQ may store them in several chunks
+            await anext(messages)
         written = rbs.get_message_ctx().stream_timestamp
     await until(lambda: time.time() > written + 0.05, 'the next chunk has a later timestamp')
     await publish(client, stream, 10, 20)

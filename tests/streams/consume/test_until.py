@@ -297,6 +297,8 @@ async def test_stream_created_again(client: rbs.StreamsClient, stream: str) -> N
     ) as messages:
         assert await anext(messages) == 0
         await client.delete_stream(stream)
+        lost = session_of(messages).registration
+        await until(lambda: not lost.is_open, 'the subscription is lost')
         await client.create_stream(stream)
         await publish(client, stream, [100], [101])
         with pytest.raises(StreamDoesNotExist):

@@ -281,7 +281,8 @@ async def test_close_of_a_member_reports_an_offset_that_it_could_not_store(
         opener = client.super_stream(name).publisher(route=rbs.by_hash(str))
     async with opener as publisher:
         await publisher.send_many(range(60))
-    options: dict[str, Any] = {'group': group, 'commit': 'auto', 'offset': rbs.Offset.FIRST}
+    at_the_end = rbs.OffsetTracking(every=0, interval=0)
+    options: dict[str, Any] = {'group': group, 'commit': at_the_end, 'offset': rbs.Offset.FIRST}
     messages = subscribe_to(client, name, super_stream=kind == 'super', **options)
     await take(messages, 60)
     session = session_of(messages)

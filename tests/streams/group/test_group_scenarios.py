@@ -10,7 +10,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
-from tests.group_members import NewClient, Reader, publish, take, until_active
+from tests.group_members import NewClient, Reader, may_strand, publish, take, until_active
 from tests.inside import session_of
 
 AUTO: dict[str, Any] = {'commit': 'auto', 'offset': rbs.Offset.FIRST}
@@ -89,11 +89,15 @@ async def test_rebalance_while_publishing_loses_and_repeats_nothing(
 ) -> None:
     options: dict[str, Any] = {'group': group} | AUTO
     client, count, stopped = clients(), 0, False
+    strands = await may_strand(client)
     readers: list[Reader] = []
     left: list[Reader] = []
 
     def bodies() -> list[Any]:
         return [body for reader in readers + left for body in reader.bodies]
+
+    def settled() -> bool:
+        return sum(len(reader.messages.active) for reader in readers) == 3
 
     async def load() -> None:
         nonlocal count
@@ -111,6 +115,9 @@ async def test_rebalance_while_publishing_loses_and_repeats_nothing(
         else:
             left.append(readers.pop(rng.randrange(len(readers))))
             await left[-1].stop()
+        if strands:
+            await readers[-1].messages.open()
+            await until(settled, 'the partitions are distributed')
         wanted = count + rng.randrange(100)
         await until(lambda wanted=wanted: len(bodies()) >= wanted, 'the group reads')  # type: ignore[misc]
     stopped = True

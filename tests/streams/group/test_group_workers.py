@@ -8,6 +8,7 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.group_members import may_strand
 from tests.sizes import sized
 from tests.super_streams import super_stream_of
 
@@ -109,6 +110,8 @@ async def test_workers_stopped_by_sigterm_lose_and_repeat_nothing(
                 await workers[-1].read_more()
             for i in range(sized(WORKERS, 2 * WORKERS)):  # new ones replace the first ones
                 workers[i].process.terminate()
+                if await may_strand(client):
+                    await workers[i].reading
                 await start(name)
                 await workers[-1].read_more()
             stopped = True

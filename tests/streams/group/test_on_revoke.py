@@ -372,12 +372,14 @@ async def test_hook_that_closes_the_subscription(
 
     messages = join(clients(), super_stream, group, close, super_stream=True)
     assert sorted(await take(messages, 30)) == [*range(30)]
+    joining = clients()
+    await joining.get_protocol()
     async with asyncio.timeout(HANG / 2):  # not after handover_timeout
         if during == 'close':
             await messages.aclose()
         else:
             waiting = asyncio.create_task(anext(messages))
-            async with clients().super_stream(super_stream).subscribe(group=group) as other:
+            async with joining.super_stream(super_stream).subscribe(group=group) as other:
                 await other.open()
                 with pytest.raises(StopAsyncIteration):
                     await waiting

@@ -17,12 +17,11 @@ import pytest
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
-from brokers.probe import parse_uri, peer_properties
 from brokers.proxy import Proxy
 from rbfly.net import retry
 from rbfly.net.observer import Observer
 from tests.brokers import until
-from tests.group_members import publish
+from tests.group_members import may_strand, publish
 from tests.inside import cluster_of
 from tests.super_streams import subscribe_to
 
@@ -169,6 +168,7 @@ class Walk:
         stream: str,
         group: str,
         faults: bool,
+        strands: bool,
     ) -> None:
         self.source = source
         parts = urlsplit(broker.uri)
@@ -177,11 +177,8 @@ class Walk:
         self.kind = kind
         self.stream = stream
         self.group = group
-        # RabbitMQ before 4.1.2 may strand a group while a member leaves, or is cut off, and another
-        # one joins: no member is active, and no update is unanswered.  Then a member that
-        # subscribes again may close connections on which it is active in another partition.
-        version = peer_properties(parse_uri(broker.uri))['version']
-        strands = tuple(map(int, version.split('.'))) < (4, 1, 2)
+        # A member that subscribes again, because the broker has stranded the group, may close
+        # connections on which it is active in another partition.
         self.stranded_after = STRANDED if strands else None
         self.faults = faults and not strands
         self.may_lose = faults or strands
@@ -329,7 +326,8 @@ async def test_rows_of_a_group(
     number: int,
 ) -> None:
     name = stream if kind == 'plain' else super_stream
-    async with walking(rng, broker, client, kind, name, group, faults) as walk:
+    strands = await may_strand(client)
+    async with walking(rng, broker, client, kind, name, group, faults, strands) as walk:
         for _ in range(rng.randrange(20, 50)):
             await walk.step()
         is_complete = False

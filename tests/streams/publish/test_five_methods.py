@@ -18,7 +18,7 @@ from tests.entry_reader import read_entries
 from tests.fake_broker import Frame
 from tests.super_streams import read_partition
 
-HANG = 60.0  # seconds; only a bug makes a test wait that long
+HANG = 120.0  # seconds; only a bug makes a test wait that long
 TASKS = 4
 CALLS = 40  # of each task
 CUTS = 15
