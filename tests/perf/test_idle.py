@@ -58,4 +58,5 @@ def test_each_round_waits(
     assert len(results.rows) == 6
     assert results.settings == settings
     page = report.write([tmp_path / 'run.jsonl.xz'], tmp_path / 'doc')
-    assert ('waited until the processors were idle' in page.read_text()) == when_idle
+    text = ' '.join(page.read_text().split())
+    assert ('waited until the processors were idle' in text) == when_idle
