@@ -9,9 +9,10 @@ PAUSE = 2.0  # seconds until the next sample
 
 
 def wait(say: Callable[[str], None]) -> None:
-    """Return once the processors have been idle for a moment, between two rounds.
+    """Return once the processors have been idle for a moment.
 
-    Time that a hypervisor gives to other machines ("steal") counts as busy.
+    Brokers and lanes count too, but they rest between rounds.  Time that a hypervisor gives to
+    other machines ("steal") counts as busy.
 
     :param say: called with a line of text if the processors are busy, and again afterwards.
     """

@@ -49,9 +49,9 @@ def pinned(stores: Mapping[str, Store]) -> Iterator[None]:
 
 
 def can_poll(lane: Lane) -> bool:
-    """Whether a lane that polls has the processors for it; true for one that does not poll.
+    """Whether `--pin` leaves RbFly a second processor, without which it does not poll.
 
-    RbFly does not poll if its process has a single processor; floors do.
+    True for lanes that do not poll, and for floors.  Quotas of cgroups are not considered.
     """
     if not lane.polls or lane.library.is_floor or not hasattr(os, 'sched_getaffinity'):
         return True

@@ -337,7 +337,7 @@ def run_scenario(
                 if (name, number) not in done
                 and number <= by_name[name].kind.part_of(settings.rounds)
             ]
-            if missing and settings.when_idle:
+            if settings.when_idle and any(name in turns for name in missing):
                 idle.wait(progress.say)
             for name in missing:
                 lane = by_name[name]

@@ -153,6 +153,8 @@ def measure(
             left_out.append({'lane': name, 'reason': error})
         elif settings.pinned and not pinning.can_poll(lane):
             reason = 'RbFly does not poll on a single processor, which is all that --pin leaves'
+            if earlier:
+                raise CommandError(f'{name}: {reason}')
             left_out.append({'lane': name, 'reason': reason})
     absent = {item['lane'] for item in left_out}
     kept = [name for name in settings.lanes if name not in absent]

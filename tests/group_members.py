@@ -1,6 +1,7 @@
 """Members of the tests of consumer groups."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ async def may_strand(client: rbs.StreamsClient) -> bool:
     update is unanswered.
     """
     version = (await client.get_protocol()).server_properties['version']
-    return tuple(map(int, version.split('.')[:3])) < (4, 1, 2)
+    return tuple(map(int, re.findall(r'\d+', version)[:3])) < (4, 1, 2)
 
 
 async def publish(

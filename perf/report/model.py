@@ -82,7 +82,8 @@ class Run:
     """A result file; lanes that no longer exist are ignored.
 
     :ivar kinds: requested kinds of work.
-    :ivar lanes: lanes with results that did not fail, in report order.
+    :ivar measured: lanes with results that did not fail, in report order.
+    :ivar lanes: those of them that no later run has measured again.
     :ivar absent: requested lanes without results, with the reason.
     """
 
@@ -107,7 +108,8 @@ class Run:
                 lane = lanes.find(name)
                 found.append(Lane(lane.use, lane.kind, self))
         found.sort(key=lambda lane: rank(lane.library.name))
-        self.lanes = {lane.name: lane for lane in found}
+        self.measured = {lane.name: lane for lane in found}
+        self.lanes = dict(self.measured)
 
     @property
     def label(self) -> str:
@@ -118,8 +120,8 @@ class Run:
 
     @property
     def groups(self) -> set[tuple[str, bool]]:
-        """The requested kinds of work, by lanes that poll, and by lanes that do not."""
-        names = {*self.lanes, *self.absent} & lanes.LANES.keys()
+        """The kinds of work that it has, by lanes that poll, and by lanes that do not."""
+        names = {*self.lanes, *(self.absent.keys() & {*self.settings.lanes})} & lanes.LANES.keys()
         return {(lanes.find(name).kind.name, lanes.find(name).polls) for name in names}
 
     def drop(self, group: tuple[str, bool]) -> None:
@@ -132,7 +134,7 @@ class Run:
         self.lanes = {name: lane for name, lane in self.lanes.items() if is_kept(name)}
         self.absent = {name: why for name, why in self.absent.items() if is_kept(name)}
         if group[0] not in {kind for kind, _ in self.groups}:
-            del self.kinds[group[0]]
+            self.kinds.pop(group[0], None)
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,9 @@ class Report:
         return {name: about for name, about in lanes.SCENARIOS.items() if name in used}
 
     def kinds(self, scenario: str = '') -> list[Kind]:
-        kinds = {name: kind for run in self.runs for name, kind in run.kinds.items()}
-        return [kind for kind in kinds.values() if not scenario or kind.scenario == scenario]
+        names = {name for run in self.runs for name in run.kinds}
+        kinds = [kind for name, kind in lanes.KINDS.items() if name in names]
+        return [kind for kind in kinds if not scenario or kind.scenario == scenario]
 
     def series(self, scenario: str) -> dict[str, list[Kind]]:
         """The kinds of work of a scenario that have results, by series."""
@@ -175,7 +178,8 @@ class Report:
     def absent(self, scenario: str) -> dict[str, str]:
         """Requested lanes of a scenario without results, with the reason."""
         ends = tuple(f'-{kind.name}' for kind in self.kinds(scenario))
-        return {k: v for run in self.runs for k, v in run.absent.items() if k.endswith(ends)}
+        found = {k: v for run in self.runs for k, v in run.absent.items() if k.endswith(ends)}
+        return {name: why for name, why in found.items() if self.lane(name) is None}
 
     def all_lanes(self) -> Iterator[Lane]:
         for run in self.runs:

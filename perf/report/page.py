@@ -5,7 +5,7 @@ from itertools import compress
 from typing import Any
 
 from .. import environment, stats
-from ..lanes import Kind
+from ..lanes import POLLING, Kind
 from ..stats import Interval
 from .cost import costs
 from .figures import LATENCIES, QUANTILES, figure, label, overview
@@ -224,7 +224,8 @@ def verdict(interval: Interval | None, goal: float, most: bool = False) -> str:
 def goals(report: Report) -> Iterator[str]:
     rows = []
     for name, other_name, least_rate, most_cpu in GOALS:
-        lane, other = report.lane(name), report.lane(other_name)
+        lane = report.lane(name)
+        other = lane and (lane.run.measured.get(other_name) or report.lane(other_name))
         if lane and other:
             rate = lane.ratio(other)
             row = [code(name), code(other_name), ratio(rate), f'at least {least_rate}']
@@ -302,6 +303,10 @@ def numbers(report: Report, kinds: Sequence[Kind], axis: str = '') -> Iterator[s
     if not axis:
         count = report.of_kind(kinds[0].name)[0].run.settings.counts[kinds[0].name]
         yield from paragraph(f'{count:,} messages per round.')
+        if len({lane.run for lane in report.of_kind(kinds[0].name)}) > 1:
+            yield from paragraph(
+                'Lanes that poll are from another run: compare their rates only with each other.'
+            )
     head += ['rate, RbFly ÷ lane', 'CPU, RbFly ÷ lane', *(['rate, ÷ plain'] if secure else [])]
     used = [any(row[i] for row in rows) for i in range(len(head))]  # no ratios without other lanes
     head, *rows = [list(compress(row, used)) for row in (head, *rows)]
@@ -315,8 +320,9 @@ def size_of(kind: Kind) -> int:
 def ratios(report: Report, lane: Lane) -> tuple[str, str]:
     """RbFly's rate and CPU divided by those of a lane, of which both poll, or neither does."""
     ours = report.ours(lane.kind.name, lane.polls)
-    if ours is lane and lane.polls:
-        ours = report.ours(lane.kind.name)  # shows what polling costs and brings
+    if ours is lane and lane.polls:  # shows what polling costs and brings
+        sleeping = lane.name.replace(POLLING, '')
+        ours = lane.run.measured.get(sleeping)
     if ours is None or ours is lane:
         return '', ''
     cpu = ours.ratio(lane, 'cpu_per_message')

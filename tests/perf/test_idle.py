@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perf import idle, report, runs
+from perf import idle, report, runner, runs
 from perf.results import Settings, read
 
 LANES = ['rbfly-encode-seed', 'msgspec-encode-seed']
@@ -60,3 +60,21 @@ def test_each_round_waits(
     page = report.write([tmp_path / 'run.jsonl.xz'], tmp_path / 'doc')
     text = ' '.join(page.read_text().split())
     assert ('waited until the processors were idle' in text) == when_idle
+
+
+def test_rounds_without_a_lane_do_not_wait(
+    use: Callable[[Iterable[float]], None],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All lanes have failed."""
+
+    def fail(*_: object) -> None:
+        raise runner.LaneError('it fell')
+
+    monkeypatch.setattr(runner.Turn, 'open', fail)
+    use([])
+    settings = Settings(3, 1, {'encode-seed': 10}, LANES, when_idle=True)
+    runs.measure(tmp_path / 'run.jsonl', settings, [], None, {}, {})
+    assert capsys.readouterr().err.count('it fell') == 2

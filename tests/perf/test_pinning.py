@@ -172,3 +172,6 @@ def test_client_that_would_not_poll(
     assert results.settings.lanes == (names if polls else names[:1])
     left_out = [item['lane'] for item in results.header['left_out']]
     assert left_out == ([] if polls else names[1:])
+    if not polls:  # a resumed run does not lose lanes silently
+        with pytest.raises(CommandError, match='rbfly-polling-single: RbFly does not poll'):
+            runs.measure(tmp_path / 'run.jsonl.xz', settings, [], results, {}, {})

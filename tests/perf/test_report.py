@@ -236,7 +236,7 @@ def test_report_shows_the_later_results_of_a_kind_of_work(tmp_path: Path) -> Non
 
 
 def test_report_shows_lanes_that_poll_of_another_run(tmp_path: Path) -> None:
-    """A later run without them does not hide them: they are compared only with each other."""
+    """A later run without them does not hide them: their ratios are those of their own run."""
 
     def poll(records: list[Record]) -> None:
         header, *rows = records
@@ -256,6 +256,11 @@ def test_report_shows_lanes_that_poll_of_another_run(tmp_path: Path) -> None:
         assert {lane.name for lane in found.all_lanes()} - {*former} == {
             lane.name for lane in later.all_lanes()
         }
+        names = [lane.library.name for lane in found.of_kind('single')]
+        assert names == sorted(names, key=list(lanes.LIBRARIES).index)
+    text = section(report.write([SYNTHETIC, path], tmp_path / 'doc').read_text(), 'single')
+    assert 'Lanes that poll are from another run' in text
+    assert row(text, 'RbFly (busy polling)')[-2] == '1.00 [1.00, 1.00]'  # of RbFly in its run
 
 
 def test_report_refuses_a_run_without_results(tmp_path: Path) -> None:

@@ -190,8 +190,12 @@ async def test_group_shares_the_partitions(
     def start() -> None:
         each = clients()
         ends = each.super_stream(super_stream), each.super_stream(target)
-        options: Any = {'name': 'job', 'route': message_by_key, 'interval': 0.05}
-        options['stranded_after'] = stranded_after
+        options: Any = {
+            'name': 'job',
+            'route': message_by_key,
+            'interval': 0.05,
+            'stranded_after': stranded_after,
+        }
         running.append(asyncio.create_task(pipe(*ends, same, **options)))
 
     stranded_after = 10 if await may_strand(client) else None

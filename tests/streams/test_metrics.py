@@ -24,7 +24,7 @@ from tests.entry_reader import read_entries
 from tests.fake_broker import Frame
 from tests.inside import session_of
 
-HANG = 300.0  # seconds; only a bug makes a test wait that long
+HANG = 240.0  # seconds; only a bug makes a test wait that long
 CUTS = 50
 LAST = b'last'
 RISING = ['published', 'confirmed', 'refused', 'resent', 'consumed', 'chunks', 'reconnects']

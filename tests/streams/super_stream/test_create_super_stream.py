@@ -227,8 +227,9 @@ async def test_delete(client: rbs.StreamsClient, name: str) -> None:
     publisher = await client.publisher(f'{name}-2')
     await client.super_stream(name).delete()
     with pytest.raises(rbs.StreamDoesNotExist):  # noqa: PT012
-        while True:  # the leader may end later
-            await publisher.send('x')
+        async with asyncio.timeout(60):
+            while True:  # the leader may end later
+                await publisher.send('x')
     assert not await client.stream_exists(f'{name}-0')
     await client.super_stream(name).delete()
     with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' does not exist"):

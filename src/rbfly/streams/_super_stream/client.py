@@ -139,12 +139,10 @@ class SuperStream:
         polls = progress = 0
         while polls < POLLS:
             connection = await self._cluster.locator()
-            streams = await connection.request(commands.Metadata(requested))
-            code = ResponseCode.STREAM_DOES_NOT_EXIST
-            taken = [name for name, stream in streams.items() if stream.code != code]
             try:
                 existing = await connection.request(commands.Partitions(self.name))
             except StreamDoesNotExist:
+                taken = await self._streams(requested)
                 text = f'there are streams with the names of its partitions ({named(taken)})'
                 if not taken:  # this protocol does not show other kinds of queues
                     text = 'there is a queue, but no stream, with the name of one of its partitions'
@@ -153,7 +151,7 @@ class SuperStream:
                 return ''
             if not {*existing} < {*requested}:
                 break
-            before, progress = progress, len(taken) + len(existing)
+            before, progress = progress, len(existing) + len(await self._streams(requested))
             polls = polls + 1 if progress == before else 0
             await asyncio.sleep(POLL)
         return (
@@ -161,6 +159,13 @@ class SuperStream:
             f' ({named(existing) or "none"}), requested: {len(requested)} ({named(requested)});'
             ' pass the partitions or binding keys that it was created with, or delete it first'
         )
+
+    async def _streams(self, names: tuple[str, ...]) -> list[str]:
+        """Return which of the streams exist, partitions or not."""
+        connection = await self._cluster.locator()
+        streams = await connection.request(commands.Metadata(names))
+        missing = ResponseCode.STREAM_DOES_NOT_EXIST
+        return [name for name, stream in streams.items() if stream.code != missing]
 
     async def delete(self) -> None:
         """Delete the super stream and its partitions; do nothing if it does not exist.
