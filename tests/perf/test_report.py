@@ -259,7 +259,7 @@ def test_report_shows_lanes_that_poll_of_another_run(tmp_path: Path) -> None:
         names = [lane.library.name for lane in found.of_kind('single')]
         assert names == sorted(names, key=list(lanes.LIBRARIES).index)
     text = section(report.write([SYNTHETIC, path], tmp_path / 'doc').read_text(), 'single')
-    assert 'Lanes that poll are from another run' in text
+    assert 'Lanes that poll are from another run' in prose(text)
     assert row(text, 'RbFly (busy polling)')[-2] == '1.00 [1.00, 1.00]'  # of RbFly in its run
 
 
