@@ -305,8 +305,8 @@ def numbers(report: Report, kinds: Sequence[Kind], axis: str = '') -> Iterator[s
         yield from paragraph(f'{count:,} messages per round.')
         if len({lane.run for lane in report.of_kind(kinds[0].name)}) > 1:
             yield from paragraph(
-                'Lanes that poll are from another run, and so are the rates of RbFly with which they'
-                ' are compared.'
+                'Lanes that poll are from another run, and so are the rates of RbFly with which'
+                ' they are compared.'
             )
     head += ['rate, RbFly ÷ lane', 'CPU, RbFly ÷ lane', *(['rate, ÷ plain'] if secure else [])]
     used = [any(row[i] for row in rows) for i in range(len(head))]  # no ratios without other lanes
