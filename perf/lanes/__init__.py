@@ -13,7 +13,7 @@ from .. import UsageError, other_python, programs
 from . import cost, libraries, pythons, tls
 from .kinds import KINDS, ROUNDS, SCENARIOS
 from .libraries import DISTRIBUTION, LIBRARIES, REFERENCES
-from .model import POLLING, Kind, Lane, Library, Scenario, Stored
+from .model import Kind, Lane, Library, Scenario, Stored
 
 __all__ = [
     'DISTRIBUTION',
@@ -21,7 +21,6 @@ __all__ = [
     'KINDS',
     'LANES',
     'LIBRARIES',
-    'POLLING',
     'REFERENCES',
     'ROUNDS',
     'SCENARIOS',

@@ -205,6 +205,11 @@ class Lane:
         return f'{self.library.name}-{self.kind.plain}' if self.kind.plain else ''
 
     @property
+    def sleeping(self) -> str:
+        """Name of the lane that does the same without polling."""
+        return f'{self.library.name.removesuffix(POLLING)}-{self.kind.name}'
+
+    @property
     def polls(self) -> bool:
         """Whether it polls while it waits, so that it is compared only with lanes that do."""
         return self.library.name.endswith(POLLING)

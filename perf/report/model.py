@@ -121,8 +121,9 @@ class Run:
     @property
     def groups(self) -> set[tuple[str, bool]]:
         """The kinds of work that it has, by lanes that poll, and by lanes that do not."""
-        names = {*self.lanes, *(self.absent.keys() & {*self.settings.lanes})} & lanes.LANES.keys()
-        return {(lanes.find(name).kind.name, lanes.find(name).polls) for name in names}
+        left = {*self.lanes, *self.absent}
+        known = [lanes.find(name) for name in self.settings.lanes if name in lanes.LANES]
+        return {(lane.kind.name, lane.polls) for lane in known if lane.name in left}
 
     def drop(self, group: tuple[str, bool]) -> None:
         """Leave out lanes whose kind of work another run has measured again."""

@@ -5,7 +5,7 @@ from itertools import compress
 from typing import Any
 
 from .. import environment, stats
-from ..lanes import POLLING, Kind
+from ..lanes import Kind
 from ..stats import Interval
 from .cost import costs
 from .figures import LATENCIES, QUANTILES, figure, label, overview
@@ -322,8 +322,7 @@ def ratios(report: Report, lane: Lane) -> tuple[str, str]:
     """RbFly's rate and CPU divided by those of a lane, of which both poll, or neither does."""
     ours = report.ours(lane.kind.name, lane.polls)
     if ours is lane and lane.polls:  # shows what polling costs and brings
-        sleeping = lane.name.replace(POLLING, '')
-        ours = lane.run.measured.get(sleeping)
+        ours = lane.run.measured.get(lane.sleeping)
     if ours is None or ours is lane:
         return '', ''
     cpu = ours.ratio(lane, 'cpu_per_message')

@@ -23,11 +23,11 @@ async def publish_by_hash(client: rbs.StreamsClient, stream: str, numbers: range
 
 
 async def until_all_active(*readers: Reader, partitions: int = 3) -> None:
-    """Wait until each partition is active in one of some members."""
+    """Wait until each partition is active in one of some members, and they share them."""
 
     def settled() -> bool:
-        active = [name for reader in readers for name in reader.messages.active]
-        return len(active) == partitions and all(reader.messages.active for reader in readers)
+        each = [len(reader.messages.active) for reader in readers]
+        return sum(each) == partitions and sum(map(bool, each)) == min(len(each), partitions)
 
     await until(settled, 'the partitions are distributed')
 
@@ -96,10 +96,6 @@ async def test_rebalance_while_publishing_loses_and_repeats_nothing(
     def bodies() -> list[Any]:
         return [body for reader in readers + left for body in reader.bodies]
 
-    def settled() -> bool:
-        each = [len(reader.messages.active) for reader in readers]
-        return sum(each) == 3 and sum(map(bool, each)) == min(len(each), 3)
-
     async def load() -> None:
         nonlocal count
         async with client.super_stream(super_stream).publisher(route=ROUTE) as publisher:
@@ -118,7 +114,7 @@ async def test_rebalance_while_publishing_loses_and_repeats_nothing(
             await left[-1].stop()
         if strands:
             await readers[-1].messages.open()
-            await until(settled, 'the partitions are distributed')
+            await until_all_active(*readers)
         wanted = count + rng.randrange(100)
         await until(lambda wanted=wanted: len(bodies()) >= wanted, 'the group reads')  # type: ignore[misc]
     stopped = True
