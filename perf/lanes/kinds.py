@@ -466,17 +466,17 @@ def super_streams() -> None:
 def growth() -> None:
     about: dict[str, Any]
     for count in MESSAGES:
-        about = {'series': 'messages', 'rounds': 1, 'window': WINDOW, 'slowest': 5_000}
+        rounds = min(ROUNDS, MESSAGES[-1] // count)
+        about = {'series': 'messages', 'rounds': rounds, 'window': WINDOW, 'slowest': 5_000}
         title, quick = f'{count:,} messages published', min(count, 10**6)
         study('growth', f'messages-{count}', title, count, 'on-and-on', count, quick=quick, **about)
     for count in MANY:
-        about = {'series': 'streams', 'rounds': 1, 'size': 1_000, 'streams': count}
+        about = {'series': 'streams', 'size': 1_000, 'streams': count}
         title = f'to {plural(count, "stream")}'
         study('growth', f'streams-{count}', title, 200_000, 'streams', count, **about)
     for count in MANY:
         stored = Stored(frame=1_000, readers=count)
-        about = {'series': 'subscriptions', 'rounds': 1, 'size': 1_000 * count, 'stored': stored}
-        about |= RAW
+        about = {'series': 'subscriptions', 'size': 1_000 * count, 'stored': stored} | RAW
         title = f'by {plural(count, "subscription")}'
         study('growth', f'subscriptions-{count}', title, 1_000_000, 'consume', count, **about)
 
