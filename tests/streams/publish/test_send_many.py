@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
+from rbfly._turn import Turn
 from rbfly.error import AMQPEncoderError
 from rbfly.streams import stream_message_ctx
+from rbfly.streams._publish import send_many
 from rbfly.streams.error import (
     ConfirmTimeout,
     PublisherError,
@@ -140,6 +143,49 @@ async def test_other_tasks_run_during_send_many() -> None:
         task.cancel()
     assert len(seen) == 2
     assert min(seen) > 2
+
+
+async def test_send_many_fills_the_window_in_any_number_of_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages that wait for a whole frame's capacity would cost a distant program a round trip."""
+    monkeypatch.setattr(send_many, 'TURN', 0.0)  # each turn sends a part of a frame
+    held: list[tuple[Peer, Frame]] = []
+
+    def sent() -> int:
+        return sum(len(frame.publishing_ids) for _, frame in held)
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: lambda c, f: held.append((c, f))}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=10_000) as publisher,
+    ):
+        task = asyncio.create_task(publisher.send_many(numbers(20_000)))
+        await until(lambda: sent() == 10_000, 'the window is full')
+        first = [*held]
+        for item in first:
+            fake.default(*item)
+        await until(lambda: sent() == 20_000, 'the window is full again')
+        for item in held[len(first) :]:
+            fake.default(*item)
+        assert await task == 20_000
+
+
+async def test_turn_of_send_many_begins_after_a_wait(
+    client: rbs.StreamsClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first frame after a wait, during which others ran, would be a short one."""
+    turns: list[Turn] = []
+
+    def endless(_: float) -> Turn:
+        turns.append(Turn(math.inf))
+        return turns[-1]
+
+    monkeypatch.setattr(send_many, 'Turn', endless)
+    async with client.publisher(stream, max_unconfirmed=10) as publisher:
+        assert await publisher.send_many(numbers(30)) == 30
+    (turn,) = turns
+    assert turn.number > 1
 
 
 @pytest.mark.parametrize('window', [1, 10, 99])

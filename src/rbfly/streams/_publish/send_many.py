@@ -401,7 +401,10 @@ class StreamDestination(Destination):
 
     async def ready(self) -> bool:
         session, core, group = self.session, self._core, self._group
-        await session.wait_capacity(core.window.frame_entries)  # whole frames
+        needed = core.window.frame_entries - group.count % core.window.frame_entries  # whole frames
+        if not session.has_capacity(needed):
+            await session.wait_capacity(needed)
+            self.turn.begin()  # other tasks have run
         session.check()
         if not (group.errors or group.settled):
             return True
@@ -411,8 +414,8 @@ class StreamDestination(Destination):
     def fill(self, messages: Iterator[Message]) -> bool:
         """A turn sends at least one message, however long other processes kept the processor."""
         core, group = self._core, self._group
-        free = core.free()
-        goal = group.count + free - free % core.window.frame_entries
+        goal = group.count + core.free()
+        goal -= goal % core.window.frame_entries
         more = True
         while more and group.count < goal:
             run = min(goal - group.count, RUN)

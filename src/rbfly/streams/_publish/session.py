@@ -369,12 +369,16 @@ class PublisherSession(Owner):
             error.__cause__ = without_frames(copy_error(cause))
         return self.name_stream(error)
 
+    def has_capacity(self, count: int) -> bool:
+        """Return whether `count` messages fit into the window, and no other task comes first."""
+        core = self.core
+        # Tasks that have been granted capacity go first, even if there is more.
+        return not (core.capacity.waiting or core.capacity.reserved) and core.has_capacity(count)
+
     async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, in turn, until `count` messages fit into the window; false if not in time."""
         core = self.core
-        capacity = core.capacity
-        # Tasks that have been granted capacity go first, even if there is more.
-        if not (capacity.waiting or capacity.reserved) and core.has_capacity(count):
+        if self.has_capacity(count):
             return True
         core.write()  # batched messages use capacity until they are confirmed
         if until == NOW or not await core.capacity.wait(count, count, until):

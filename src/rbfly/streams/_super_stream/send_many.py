@@ -105,6 +105,7 @@ class RoutedDestination(Destination):
                     routed.write()  # for the other partitions
                     self._has_waited = True
                     await item.session.wait_capacity(core.window.frame_entries)
+                    self.turn.begin()  # other tasks have run
                 if self._has_failed():
                     return
                 item.session.check()  # it may have given up while another partition was full
