@@ -5,6 +5,7 @@ import gc
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -19,7 +20,8 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 pytest_plugins = ['tests.seed', 'tests.requirements', 'tests.brokers', 'tests.running']
 
-# Files that take a minute start first, so that no worker runs one alone at the end.
+# Files that take a minute start first, so that no worker runs one alone at the end.  Files that
+# wait for a broker and files that compute alternate, so that the processors always have work.
 LONGEST = (
     'test_package',
     'test_pyinstaller',
@@ -109,8 +111,21 @@ def eager_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def spread(items: list[pytest.Item]) -> dict[Path, float]:
+    """The place of each file, 0 to 1, among those that use a broker or among the others."""
+    paths = [item.path for item in items]
+    using = {item.path for item in items if item.get_closest_marker('broker')}
+    places: dict[Path, float] = {}
+    for part in ([p for p in paths if p in using], [p for p in paths if p not in using]):
+        for number, path in enumerate(part):
+            places.setdefault(path, number / len(part))
+    return places
+
+
+@pytest.hookimpl(trylast=True)  # after `broker` is set
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    places = spread(items)
+    items.sort(key=lambda item: (item.path.stem not in LONGEST, places[item.path]))
     for item in items:
         if isinstance(item, pytest.Function) and pytest_asyncio.is_async_test(item):
             item.fixturenames.insert(0, 'tidy')
