@@ -293,9 +293,10 @@ async def test_confirm_of_a_batch_whose_caller_gave_up(put: Put) -> None:
     assert (window.unsettled, window.given_up, window.awaited) == (0, 0, 0)
 
 
-async def test_batch_is_never_joined(put: Put) -> None:
+@pytest.mark.parametrize('messages', [[b'a', b'b'], [b'a']])  # one has no sub-entry
+async def test_batch_is_never_joined(put: Put, messages: list[bytes]) -> None:
     window = make()
-    put(window, b'a', b'b', publish_id=5)
+    put(window, *messages, publish_id=5)
     assert window.join(explicit(5, b'a'), ConfirmFuture(None)) is None  # type: ignore[arg-type]
 
 

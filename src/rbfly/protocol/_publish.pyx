@@ -586,7 +586,8 @@ cdef class PublishWindow(FrameBuilder):
         cdef ConfirmWaiter found, joined
         cdef const char *data
         cdef object value = None
-        if self._find_unsettled(id, &position) is NULL:
+        entry = self._find_unsettled(id, &position)
+        if entry is NULL or entry.spans:    # an atomic batch is never joined
             return False
         if self.filter_extract is not None:
             value = self._filter_value(message)
@@ -597,7 +598,7 @@ cdef class PublishWindow(FrameBuilder):
             put_entry(self, id, message, value)
             size = out_size(&self.out) - start
             entry = self._find_unsettled(id, &position)
-            if entry is NULL:
+            if entry is NULL or entry.spans:    # foreign code may have run
                 return False
             frame = self._frame_of(entry)
             if size != size_of(frame, entry):
