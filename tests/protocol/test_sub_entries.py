@@ -37,7 +37,7 @@ def make(
     size: int = 4,
     compression: str = 'none',
     *,
-    frame_max: int = 0,
+    frame_max: int | None = 0,
     max_unconfirmed: int = 10_000,
     next_id: int = 0,
     amqp: bool = False,
@@ -238,6 +238,13 @@ def test_sub_entry_is_at_most_64_mb() -> None:
     window = make(10)
     add(window, *[bytes(2**24)] * 5)
     assert [len(messages) for _, _, messages in entries(window)] == [3, 2]
+
+
+def test_sub_entry_before_the_first_connection_fits_into_a_frame() -> None:
+    window = make(10, frame_max=None)
+    add(window, *[bytes(200_000)] * 10, bytes(2**21))
+    assert not window.replay(3, 2**21 + 100)
+    assert [len(messages) for _, _, messages in entries(window)] == [5, 5, 1]
 
 
 def test_frames_have_whole_sub_entries() -> None:

@@ -61,6 +61,7 @@ cdef class FrameBuilder:
     cdef list sub_entry_spans
     cdef OutBuffer out              # the open frame, without its large bodies
     cdef Py_ssize_t out_max         # limit of its size field
+    cdef Py_ssize_t sub_entry_max   # size of a sub-entry's messages
     cdef Py_ssize_t data_max        # size of the longest data body that needs no `put_special`
     cdef Frame open
     cdef list frames                # finished frames that are not settled, in order

@@ -42,6 +42,7 @@ from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_cal
 
 cdef enum:
     KEY_PUBLISH = 0x0002
+    DEFAULT_MAX = 1 << 20   # RabbitMQ's frame_max, unless configured otherwise
     SMALLEST_FRAME = 128
     LARGEST_HINT = 1 << 16
     RUN_BYTES = 1 << 18     # `extend` returns to the event loop after encoding this many
@@ -97,7 +98,8 @@ cdef class FrameBuilder:
     """Frames of one publisher, finished or open, and a ring buffer of their entries.
 
     :param publisher_id: id of the publisher on its connection, 0 to 255.
-    :param frame_max: limit for a frame's size field, in bytes; 0 for none.
+    :param frame_max: limit for a frame's size field, in bytes; 0 for none.  None: not known before
+        `replay`, which divides frames again, but no sub-entries; those assume RabbitMQ's default.
     :param max_unconfirmed: how many messages may be in flight.
     :param next_id: publishing id of the next message.
     :param filter_extract: returns a message's filter value (str or None); None for Publish v1.
@@ -110,7 +112,7 @@ cdef class FrameBuilder:
     def __init__(
         self,
         uint8_t publisher_id,
-        Py_ssize_t frame_max,
+        frame_max,
         Py_ssize_t max_unconfirmed,
         uint64_t next_id,
         filter_extract=None,
@@ -128,7 +130,9 @@ cdef class FrameBuilder:
         self.publisher_id = publisher_id
         self.sub_entry = sub_entry
         self.resize(max_unconfirmed)
-        self._set_frame_max(frame_max)
+        self._set_frame_max(DEFAULT_MAX if frame_max is None else frame_max)
+        if frame_max is None:
+            self.frame_max = UNLIMITED
         self.next_id = next_id
         self.filter_extract = filter_extract
         self.amqp = amqp
@@ -153,6 +157,7 @@ cdef class FrameBuilder:
 
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1:
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
+        self.sub_entry_max = min(self.frame_max - (PREFIX - 4 + 8 + SUB_HEADER), SUB_MAX)
         self.data_max = min(self.frame_max - (PREFIX - 4) - MESSAGE_HEAD - 8, LARGE - 1)
         return 0
 
@@ -363,11 +368,10 @@ cdef class FrameBuilder:
     @cython.final
     cdef uint64_t _append_to_sub_entry(self, object message, ConfirmWaiter waiter) except? 0xdead:
         cdef SubEntry sub_entry = self.sub_entry
-        cdef Py_ssize_t start, end, limit
+        cdef Py_ssize_t start, end, limit = self.sub_entry_max
         cdef SubEntrySpan span = None
         start = sub_entry._put(message, self.amqp, self.frame_max - (PREFIX - 4 + 12))
         end = out_size(&sub_entry.out)
-        limit = min(self.frame_max - (PREFIX - 4 + 8 + SUB_HEADER), SUB_MAX)
         # Close a full sub-entry only now, so that its errors concern no message queued before.
         if sub_entry.count == sub_entry.limit or end > limit and start:
             try:

@@ -34,7 +34,7 @@ class PublishWindow:
     def __init__(
         self,
         publisher_id: int,
-        frame_max: int,
+        frame_max: int | None,
         max_unconfirmed: int,
         next_id: int,
         filter_extract: Callable[[Message], str | None] | None = None,

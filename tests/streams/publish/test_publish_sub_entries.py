@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import random
 import struct
 import sys
 from typing import Any
@@ -223,3 +224,15 @@ async def test_batch_that_failed_to_compress_is_sent_by_the_next_flush(
         publisher.batch(b'10')
         await publisher.flush(timeout=HANG)
     assert await stored(client, stream) == [b'%d' % i for i in range(11)]
+
+
+@pytest.mark.parametrize('compression', ['none', 'gzip'])
+async def test_group_sent_before_the_first_connection_is_split(
+    client: rbs.StreamsClient, stream: str, compression: str
+) -> None:
+    bodies = [random.randbytes(20_000) for _ in range(100)]
+    async with client.publisher(
+        stream, wait=False, amqp=False, sub_entry_size=100, compression=compression
+    ) as publisher:
+        assert await publisher.send_many(bodies) == 100
+    assert await stored(client, stream) == bodies

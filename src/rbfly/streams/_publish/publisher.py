@@ -73,7 +73,7 @@ class Publisher(FastPublisher, BasePublisher):
             sub_entry = SubEntry(info.sub_entry_size, code, compress, encode)
         amqp = info.amqp and cls._amqp
         window = PublishWindow(
-            0, 0, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry, encode
+            0, None, info.max_unconfirmed, 1, info.filter_extract, amqp, sub_entry, encode
         )
         window.set_named(bool(info.name))
         loop = asyncio.get_running_loop()
