@@ -570,7 +570,10 @@ def copy_error(error: E) -> E:
     """Copy an error, so that each of several callers raises one with its own traceback."""
     from copy import copy
 
-    found = copy(error)
+    try:
+        found = copy(error)
+    except Exception:  # a class of the program whose constructor takes other arguments
+        return error
     found.__cause__ = error.__cause__
     if notes := getattr(error, '__notes__', None):
         found.__notes__ = [*notes]  # else both have the same list

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import ssl
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -80,6 +81,28 @@ async def test_error_of_resolve_reaches_the_call() -> None:
         async with rbs.streams_client(broker.uri, resolve=resolve) as client:
             with pytest.raises(KeyError):
                 await client.publisher('orders')
+
+
+class Own(Exception):
+    """An error that cannot be copied."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f'{first} {second}')
+
+
+@pytest.mark.parametrize('wait', [True, False])
+async def test_error_of_the_programs_own_class(wait: bool) -> None:
+    def resolve(host: str, port: int) -> tuple[str, int]:
+        raise Own(1, 2)
+
+    async def publish(client: rbs.StreamsClient) -> None:
+        publisher = await client.publisher('orders', wait=wait)
+        await publisher.send('x')
+
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri, resolve=resolve) as client:
+        broker.create_stream('orders')
+        with pytest.raises(Own, match='1 2'):
+            await publish(client)
 
 
 # -- TLS
@@ -254,6 +277,62 @@ async def test_cancelled_reconnect_lets_publishers_continue() -> None:
             await publisher.send(2)
             assert connection_of(publisher) is before
         assert broker.messages('orders') == [1, 2]
+
+
+@contextlib.asynccontextmanager
+async def full_connection(broker: StreamBroker, client: rbs.StreamsClient) -> AsyncIterator[Any]:
+    """A publisher whose connection is full, because the broker reads nothing, and its messages."""
+    broker.create_stream('orders')
+    stop, sent = asyncio.Event(), itertools.count()
+    async with client.publisher('orders', max_unconfirmed=100_000, amqp=False) as publisher:
+        broker.stall()
+        endless = (b'%d' % i + bytes(1000) for i in sent)
+        sending = asyncio.create_task(
+            publisher.send_many(itertools.takewhile(lambda _: not stop.is_set(), endless))
+        )
+        await until(lambda: connection_of(publisher).paused, 'the connection is full')
+        yield publisher
+        broker.heal()
+        stop.set()
+        count = await sending
+        assert len(broker.messages('orders', raw=True)) == count
+
+
+async def test_reconnect_of_a_full_connection_resends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moving, 'DRAIN', 60.0)  # on a busy machine
+    async with (
+        StreamBroker() as broker,
+        rbs.streams_client(broker.uri) as client,
+        full_connection(broker, client) as publisher,
+    ):
+        before = connection_of(publisher)
+        moving_on = asyncio.create_task(client.reconnect())
+        await asyncio.sleep(0)
+        broker.heal()
+        while not moving_on.done():
+            assert before.paused
+            await asyncio.sleep(0)
+        await moving_on
+        assert connection_of(publisher) is not before
+
+
+async def test_cancelled_reconnect_leaves_a_full_connection_paused() -> None:
+    async with (
+        StreamBroker() as broker,
+        rbs.streams_client(broker.uri) as client,
+        full_connection(broker, client) as publisher,
+    ):
+        connection = connection_of(publisher)
+        call = asyncio.create_task(client.reconnect())
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert connection.paused
+        broker.heal()
+        await until(lambda: not connection.paused, 'the connection accepts data')
 
 
 # -- nodes that refuse

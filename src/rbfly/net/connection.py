@@ -118,7 +118,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar state: state of the connection.
     :ivar error: why the connection ended; None while it has not.
     :ivar closed: future that is done when the socket is closed.
-    :ivar paused: the transport's write buffer is full.
+    :ivar paused: publishers do not write: the transport's write buffer is full, or `hold`.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.state: ConnectionState = ConnectionState.CONNECTING
         self.error: StreamConnectionError | None = None
         self.paused: bool = False
+        self._full = self._held = False  # the write buffer; by `hold`
         self.publisher_ids: set[int] = set(range(settings.publishers_per_connection))
         self.subscription_ids: set[int] = set(range(settings.subscriptions_per_connection))
         self._ids = len(self.publisher_ids) + len(self.subscription_ids)
@@ -356,10 +357,23 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        self.paused = True
-        self._writable.clear()
+        self._full = True
+        self._pause_or_resume()
 
     def resume_writing(self) -> None:
+        self._full = False
+        self._pause_or_resume()
+
+    def hold(self, held: bool) -> None:
+        """Pause publishers, also if the transport accepts data; or end that."""
+        self._held = held
+        self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        if self._full or self._held:
+            self.paused = True
+            self._writable.clear()
+            return
         self.paused = self.state not in WRITING
         self._writable.set()
         if not self.paused:

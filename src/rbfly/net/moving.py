@@ -49,7 +49,7 @@ async def move(connection: Connection, observers: Observers) -> None:
     moved = Moved(connection)
     observers.add(moved)
     try:
-        connection.pause_writing()
+        connection.hold(True)
         while (  # noqa: ASYNC110 - no event says that all is confirmed
             connection.is_open and connection.has_unconfirmed and loop.time() < end
         ):
@@ -59,7 +59,7 @@ async def move(connection: Connection, observers: Observers) -> None:
         await moved.wait()
     except asyncio.CancelledError:
         if connection.is_open:
-            connection.resume_writing()
+            connection.hold(False)
         raise
     finally:
         observers.remove(moved)
