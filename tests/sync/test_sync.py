@@ -489,6 +489,23 @@ def test_interrupt_just_before_a_wait(memory: StreamBroker) -> None:
         memory.heal()
 
 
+def test_interrupted_wait_for_a_confirm_can_be_repeated(memory: StreamBroker) -> None:
+    with (
+        rbfly.sync.streams_client(memory.uri) as client,
+        client.publisher('orders') as publisher,
+    ):
+        memory.withhold_confirms()
+        confirmation = publisher.submit(b'x')
+        with interrupted(is_calling):
+            confirmation.result()
+        assert not confirmation.done()
+        memory.heal()
+        confirmation.result()
+        for wrong in (-1, float('nan')):
+            with pytest.raises(ArgumentError, match='timeout'):
+                confirmation.result(wrong)
+
+
 def test_interrupt_as_soon_as_a_call_has_begun(
     memory: StreamBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

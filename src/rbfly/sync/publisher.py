@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..checks import check_timeout
 from ..error import ConfirmTimeout
 from ..streams import BasePublisher, MessageCtx, SendProgress
 from ..streams import Confirmation as AsyncConfirmation
@@ -163,8 +164,9 @@ class Confirmation:
 
 
 async def confirmed(confirmation: AsyncConfirmation, timeout: float | None) -> None:
-    """Wait for a confirm; the time does not cancel the confirmation."""
-    if timeout is not None and not (await asyncio.wait([confirmation], timeout=timeout))[0]:
+    """Wait for a confirm; neither the time nor an interrupt cancels the confirmation."""
+    check_timeout('timeout', timeout)
+    if not (await asyncio.wait([confirmation], timeout=timeout))[0]:
         error = ConfirmTimeout(
             f'the broker did not confirm the message within {timeout} s; it may still be stored'
         )
