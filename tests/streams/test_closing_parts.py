@@ -314,6 +314,35 @@ async def test_interrupted_close_beside_another(memory: StreamBroker) -> None:
     assert [len(memory.messages(f'keys-{key}')) for key in '012'] == [1, 1, 1]
 
 
+async def test_end_of_a_block_is_cancelled_beside_another_close(memory: StreamBroker) -> None:
+    """The close of another task still receives the confirms."""
+    memory.create_stream('orders')
+    memory.withhold_confirms()
+    publishers = []
+    go_on = asyncio.Event()
+
+    async def block(client: rbs.StreamsClient) -> None:
+        async with client.publisher('orders') as publisher:
+            await publisher.submit('x')
+            publishers.append(publisher)
+            await go_on.wait()
+
+    async with rbs.streams_client(memory.uri, close_timeout=60) as client:
+        task = asyncio.create_task(block(client))
+        await until(lambda: bool(memory.messages('orders')), 'the message is stored')
+        (publisher,) = publishers
+        closing = asyncio.create_task(publisher.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        for _ in range(5):
+            await asyncio.sleep(0)  # the block waits for the other task
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        memory.heal()
+        await closing
+
+
 @pytest.mark.parametrize('aborted', [False, True])
 async def test_part_of_a_publisher_that_fails_to_close(
     aborted: bool, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from ...error import (
     about,
 )
 from ...net.cluster import Cluster
-from ...net.observer import call_each
+from ...net.observer import Life, call_each
 from ...protocol.compression import Compression
 from .._arguments import check_publisher
 from .._misuse import AsyncWith
@@ -198,4 +198,6 @@ class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any,
                 except RbFlyError as ex:
                     error.add_note(f'closing the publisher also failed: {ex!r}')
         finally:
-            call_each([session.registration.close for session in sessions])
+            # The call that closes another one still waits for confirms.
+            ours = [item.registration for item in sessions]
+            call_each([item.close for item in ours if item.life is Life.ACTIVE])
