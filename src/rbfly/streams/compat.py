@@ -42,6 +42,7 @@ class PublisherBatchLimit(PublisherBatchFast):
             return core.filling.remaining + len(contexts) + queue.reserved < max_len
 
         self._contexts = contexts  # with explicit publishing ids, in any order
+        self._errors: list[Exception] = []  # of contexts, until a call raises the first one
         self._queue = queue = WindowSemaphore(fits)
         session.queues.append(queue)
 
@@ -79,32 +80,41 @@ class PublisherBatchLimit(PublisherBatchFast):
     async def flush(self, timeout: float | None = None) -> None:
         """Like :meth:`Publisher.flush`."""
         self._core.check_loop()
-        errors = self._sort()
+        self._sort()
         self._core.release()
         self._queue.grant()
         await super().flush(timeout)
-        raise_first(errors)
+        self._raise_first()
 
     async def close(self) -> None:
         """Like :meth:`Publisher.close`."""
-        errors = self._sort()
+        self._sort()
         await super().close()
-        raise_first(errors)
+        self._raise_first()
 
     def _abort(self, error: Exception) -> None:
         self._sort()
         super()._abort(error)
 
-    def _sort(self) -> list[Exception]:
-        """Queue the contexts, ascending by publishing id; return the errors of those that fail."""
-        errors: list[Exception] = []
+    def __del__(self) -> None:
+        if self._core is not None:  # else only `__new__` was called
+            self._sort()
+        super().__del__()
+
+    def _sort(self) -> None:
+        """Queue the contexts, ascending by publishing id; keep the errors of those that fail."""
         for context in sorted(self._contexts, key=lambda item: item.stream_publish_id):
             try:
                 super().batch(context)
             except Exception as ex:
-                errors.append(ex)
+                self._errors.append(ex)
         self._contexts.clear()
-        return errors
+
+    def _raise_first(self) -> None:
+        """Raise the error of a context that was not sent, if any."""
+        errors, self._errors = self._errors, []
+        if errors:
+            raise errors[0]
 
 
 class PublisherBin(Publisher):
@@ -138,12 +148,6 @@ class PublisherBatchMem(PublisherBatchLimit):
 def warn(old: str, new: str) -> None:
     """Warn about a deprecated class; its constructor calls this."""
     warnings.warn(f'{old} is deprecated: use {new}', DeprecationWarning, stacklevel=USER)
-
-
-def raise_first(errors: list[Exception]) -> None:
-    """Raise the error of a context that was not sent, if any."""
-    if errors:
-        raise errors[0]
 
 
 def connection(coro: F) -> F:

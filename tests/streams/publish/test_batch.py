@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.error import AMQPEncoderError
+from rbfly.error import AMQPEncoderError, ArgumentError
 from rbfly.streams import _client, stream_message_ctx
 from rbfly.streams.error import PublisherError, StreamDoesNotExist
+from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.streams.publish.test_publish import stored
 
@@ -47,6 +48,35 @@ async def test_tasks_batch_and_flush_concurrently(
     found = [tuple(map(int, item.split())) for item in await stored(client, stream)]
     for producer in range(10):  # no message is lost, and those of each task stay in order
         assert [i for t, i in found if t == producer] == list(range(200))
+
+
+async def test_error_of_a_context_outlasts_a_flush_that_times_out() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        publisher = await client.publisher('orders', cls=rbs.PublisherBatchLimit)
+        await publisher.batch(stream_message_ctx('5', publish_id=5), max_len=10)
+        await publisher.flush()
+        broker.withhold_confirms()
+        for number in (3, 6):
+            message = stream_message_ctx(str(number), publish_id=number)
+            await publisher.batch(message, max_len=10)
+        with pytest.raises(rbs.ConfirmTimeout):
+            await publisher.flush(timeout=0.01)
+        broker.heal()
+        with pytest.raises(ArgumentError, match='3'):
+            await publisher.flush()
+        await publisher.close()
+        assert broker.messages('orders') == ['5', '6']
+
+
+async def test_dropped_publisher_sends_contexts_as_other_messages() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        publisher = await client.publisher('orders', cls=rbs.PublisherBatchLimit)
+        await publisher.batch('first', max_len=10)
+        await publisher.batch(stream_message_ctx('last', publish_id=7), max_len=10)
+        del publisher
+        await until(lambda: broker.messages('orders') == ['first', 'last'], 'both are stored')
 
 
 async def test_batch_waits_at_its_limit_until_a_flush(
