@@ -5,6 +5,7 @@ Each raises ArgumentTypeError for an argument of a wrong type, ArgumentError for
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 from .error import ArgumentError, ArgumentTypeError
@@ -36,7 +37,7 @@ def check_timeout(name: str, value: object, *, positive: bool = False) -> None:
     if value is None:
         return
     check_type(name, value, int, float, None)
-    if not 0 <= value < float('inf'):  # type: ignore[operator]
+    if not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
         raise ArgumentError(f'{name} must be 0 or more seconds, not {value}')
     if positive and not value:
         raise ArgumentError(f'{name} must be above 0 seconds, or None for no limit')

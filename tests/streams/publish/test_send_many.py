@@ -95,6 +95,18 @@ async def test_send_many_of_nothing(client: rbs.StreamsClient, stream: str) -> N
         assert await publisher.send_many(nothing()) == 0
 
 
+async def test_send_many_of_nothing_waits_for_nothing() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
+        rbs.streams_client(fake.uri, close_timeout=0) as client,
+        client.publisher('test', max_unconfirmed=1) as publisher,
+    ):
+        sending = asyncio.create_task(publisher.send('x'))
+        await until(lambda: publisher.unconfirmed == 1, 'the window is full')
+        assert await publisher.send_many([]) == 0
+        sending.cancel()
+
+
 async def test_send_many_from_many_tasks(client: rbs.StreamsClient, stream: str) -> None:
     async def alone(task: int) -> None:
         for i in range(100):

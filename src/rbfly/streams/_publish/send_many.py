@@ -271,6 +271,8 @@ class SendManyCall:
     async def _send(self, messages: Messages) -> Exception | None:
         await self._destination.begin(messages)
         if isinstance(messages, SEQUENCES):
+            if not messages:
+                return None
             return await self._send_iter(iter(messages), messages)
         iterator: Any
         is_async = isinstance(messages, AsyncIterable)
