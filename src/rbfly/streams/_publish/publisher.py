@@ -182,7 +182,7 @@ class Publisher(FastPublisher, BasePublisher):
         sub-entries are not withdrawn.
 
         A context with an explicit publishing id may be sent again while it is unconfirmed: both
-        calls wait for the same confirm.
+        calls wait for the same confirm, but not in sub-entries, where it raises ValueError.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param timeout: seconds to wait for the confirm; None for no limit.  0 raises ConfirmTimeout
