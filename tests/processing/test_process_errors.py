@@ -196,6 +196,24 @@ async def test_dead_letter_of_bytes_that_are_not_amqp(
         await in_time(process(client.subscribe(stream, offset=rbs.Offset.FIRST), work))
 
 
+async def test_bytes_that_are_not_amqp_are_not_tried(
+    client: rbs.StreamsClient, stream: str, dead: str
+) -> None:
+    """The work receives only what it expects, and the letter says that it was never called."""
+    async with client.publisher(stream, amqp=False) as publisher:
+        await publisher.send_many([encode_amqp_bytes(0), b'not amqp', encode_amqp_bytes(2)])
+    work = Failing(2, times=1)
+    async with client.publisher(dead) as letters:
+        on_error = retry([0], then=dead_letter(letters))
+        summary = await in_time(process(reading(client, stream), work, on_error=on_error))
+    assert summary == ProcessSummary(finished=3, dead_letters=1, retries=1)
+    assert work.tries == {0: 1, 2: 2}
+    found = client.subscribe(dead, offset=rbs.Offset.FIRST, until='now')
+    (letter,) = [item async for item in found.messages()]
+    assert letter.body == b'not amqp'
+    assert letter.app_properties['dead-letter-tries'] == 0
+
+
 async def test_dead_letters_in_a_super_stream(
     client: rbs.StreamsClient, stream: str, super_stream: str
 ) -> None:

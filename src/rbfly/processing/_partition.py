@@ -54,7 +54,7 @@ class Item:
 
     :ivar key: of the message.
     :ivar is_keyed: the messages with its key wait for it.
-    :ivar error: the last one; None before the next try.
+    :ivar error: why the work cannot be called with it; None if it can.
     :ivar tries: how often the work has failed.
     """
 

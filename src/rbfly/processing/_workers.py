@@ -116,7 +116,7 @@ class Workers:
         self._wake(len(block.done))
 
     def add_item(self, item: Item) -> None:
-        """Work on a message again, or let `on_error` handle its error."""
+        """Work on a message again; or let `on_error` handle `item.error`, if there is one."""
         self._items.append(item)
         self._wake(1)
 
@@ -247,7 +247,7 @@ class Workers:
         del partition.busy[key]
 
     async def _try_again(self, worker: Worker, item: Item) -> None:
-        error, item.error = item.error, None
+        error = item.error
         try:
             if error is None:
                 await self._work(item.message)
