@@ -196,6 +196,37 @@ async def test_dead_letter_of_bytes_that_are_not_amqp(
         await in_time(process(client.subscribe(stream, offset=rbs.Offset.FIRST), work))
 
 
+async def test_dead_letter_of_a_body_of_another_type(
+    client: rbs.StreamsClient, stream: str, dead: str
+) -> None:
+    """It is the message as it was received, not its bytes."""
+    async with client.publisher(stream) as publisher:
+        await publisher.send(rbs.MessageCtx('five', app_properties={'shop': 7}))
+    async with client.publisher(dead) as letters:
+        messages = reading(client, stream, type=int)
+        await in_time(process(messages, Failing(), on_error=dead_letter(letters)))
+    found = client.subscribe(dead, offset=rbs.Offset.FIRST, until='now')
+    (letter,) = [item async for item in found.messages()]
+    assert letter.body == 'five'
+    assert letter.app_properties['shop'] == 7
+    assert 'expected int, got str' in letter.app_properties['dead-letter-reason']
+
+
+async def test_dead_letter_of_a_message_received_as_bytes(
+    client: rbs.StreamsClient, stream: str, dead: str
+) -> None:
+    """Its body is what the work has received, even if that is a message of AMQP 1.0."""
+    await publish(client, stream, [5])
+
+    async def work(body: bytes) -> None:
+        raise ValueError('cannot process it')
+
+    async with client.publisher(dead) as letters:
+        messages = reading(client, stream, amqp=False)
+        await in_time(process(messages, work, on_error=dead_letter(letters)))
+    assert await read_partition(client, dead) == [encode_amqp_bytes(5)]
+
+
 async def test_bytes_that_are_not_amqp_are_not_tried(
     client: rbs.StreamsClient, stream: str, dead: str
 ) -> None:

@@ -121,7 +121,7 @@ def policy_of(on_error: object) -> Policy:
 
 def letter_for(item: Item, error: BaseException) -> MessageCtx[Any]:
     """Return a message with the reason why it has failed."""
-    message = item.block.context(item.index)
+    source = item.block.source
     text = ''.join(char for char in str(error) if char.isprintable() or char == '\n')
     facts = {
         'dead-letter-reason': f'{type(error).__name__}: {text}'[:REASON_MAX],
@@ -130,9 +130,13 @@ def letter_for(item: Item, error: BaseException) -> MessageCtx[Any]:
         'dead-letter-tries': item.tries,
         'dead-letter-time': datetime.now(UTC),
     }
-    raw = message.raw
-    if raw is None:  # of an error of the decoder
-        return MessageCtx(message.body, app_properties=facts)
+    if isinstance(source, bytes):
+        raw: bytes | memoryview = source
+    else:
+        message = source.context(item.index)
+        if message.raw is None:  # received with amqp=False
+            return MessageCtx(message.body, app_properties=facts)
+        raw = message.raw
     try:
         made = decode_amqp(raw)  # the program may have changed its body
         made.app_properties = {**made.app_properties, **facts}

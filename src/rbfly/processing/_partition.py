@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from ..streams import MessageBatch, MessageCtx
+from ..streams import MessageBatch
 
 Waiting = deque[tuple['Block', int, Any]]  # messages with one key, in order
 
@@ -17,36 +17,31 @@ class Block:
 
     :param partition: of the messages.
     :param messages: what the work receives.
-    :param source: the batch, or a message that is not AMQP 1.0.
+    :param source: the batch, or the bytes of a message that cannot be decoded.
     :ivar offsets: offset of each message.
     :ivar left: the messages that no worker has taken, each with its index.
     :ivar done: not 0 for each message that is finished.
     """
 
-    __slots__ = ('_messages', '_source', 'done', 'left', 'offsets', 'partition')
+    __slots__ = ('_messages', 'done', 'left', 'offsets', 'partition', 'source')
 
     def __init__(
         self,
         partition: Partition,
         messages: list[Any],
         offsets: Sequence[int],
-        source: MessageBatch[Any] | MessageCtx[Any],
+        source: MessageBatch[Any] | bytes,
     ) -> None:
         self.partition = partition
         self.offsets = offsets
         self.left: Iterator[tuple[int, Any]] = enumerate(messages)
         self.done = bytearray(len(messages))
+        self.source = source
         self._messages = messages
-        self._source = source
 
     def drop(self) -> None:
         """Let no worker take one of the messages that are left."""
         self._messages.clear()  # which ends `left`
-
-    def context(self, index: int) -> MessageCtx[Any]:
-        """Return the context of a message."""
-        source = self._source
-        return source.context(index) if isinstance(source, MessageBatch) else source
 
 
 class Item:
@@ -107,7 +102,7 @@ class Partition:
         self,
         messages: list[Any],
         offsets: Sequence[int],
-        source: MessageBatch[Any] | MessageCtx[Any],
+        source: MessageBatch[Any] | bytes,
     ) -> Block:
         """Add messages; return their block."""
         block = Block(self, messages, offsets, source)

@@ -20,7 +20,7 @@ from ..error import (
 )
 from ..net.observer import facts
 from ..record import Record
-from ..streams import MessageBatch, MessageCtx, SuperStreamSubscription
+from ..streams import MessageBatch, SuperStreamSubscription
 from ..time_limits import time_limit
 from ._error_log import ErrorLog
 from ._failures import DeadLetter, OnError, letter_for, policy_of
@@ -162,10 +162,10 @@ class Processing:
         partition = await self._room(stream, 1)
         if partition is not None:
             assert error.offset is not None
-            message = MessageCtx(error.data, stream_offset=error.offset)
-            block = partition.add([message], [error.offset], message)
+            assert error.data is not None
+            block = partition.add([error.data], [error.offset], error.data)
             block.drop()
-            item = Item(block, 0, message)
+            item = Item(block, 0, error.data)
             item.error = error
             self._workers.add_item(item)
 
