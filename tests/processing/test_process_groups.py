@@ -10,7 +10,7 @@ import rbfly.streams as rbs
 from rbfly.processing import process
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.group_members import HANG, NewClient, publish, until_active
+from tests.group_members import HANG, NewClient, hand_over_late, publish, until_active
 from tests.processing.working import InOrder, Work, in_time, start
 from tests.super_streams import subscribe_to
 
@@ -113,6 +113,33 @@ async def test_handover_cancels_what_takes_too_long(
     assert 0 not in second.ended
     await old.close()
     assert not [event async for event in events if isinstance(event, rbs.HandoverLate)]
+
+
+async def test_partition_that_was_handed_over_late_comes_back(
+    clients: NewClient, super_stream: str, group: str, client: rbs.StreamsClient
+) -> None:
+    """The member processes its new messages, also more of them than `max_pending`."""
+    await load(client, super_stream, range(60))
+    first, second = Work(*range(60)), Work()
+    reader, other = (join(clients(), super_stream, group) for _ in range(2))
+    task = start(reader, first, workers=60, max_pending=100)
+    await until(lambda: len(first.begun) == 60, 'all messages are in work', HANG)
+    hand_over_late(reader)
+    other_task = start(other, second)
+    await until_joined(other)
+    hand_over_late(reader, HANG)
+    await until(lambda: set(first.cancelled) <= set(second.ended), 'the other repeats them', HANG)
+    other.stop()
+    await in_time(other_task)
+    for number in range(60):
+        first.let_go(number)
+    await until(lambda: len(reader.active) == 3, 'the partition is back', HANG)
+    await load(client, super_stream, range(60, 1000))
+    await until(lambda: {*first.ended, *second.ended} >= {*range(1000)}, 'all are processed', HANG)
+    reader.stop()
+    await in_time(task)
+    assert first.cancelled
+    assert not any((await client.super_stream(super_stream).lag(group)).values())
 
 
 @pytest.mark.own_clock  # `handover_timeout` leaves a tenth of a second to store the offset

@@ -314,9 +314,11 @@ class Processing:
             return
         partition.give_back()
         self._changed.set()
-        await self._drain([partition], self._handover_timeout)
-        await self._store(partition)
-        self._forget(partition)
+        try:
+            await self._drain([partition], self._handover_timeout)
+            await self._store(partition)
+        finally:  # also if the handover is late, and cancels this
+            self._forget(partition)
 
     def _on_lost(self, stream: str) -> None:
         partition = self._partitions.get(stream)
