@@ -274,6 +274,28 @@ async def test_member_that_stands_by(
         assert (await in_time(task)).finished == 0
 
 
+@pytest.mark.parametrize('is_super', [False, True])
+async def test_cancelled_process_leaves_the_group(
+    clients: NewClient, stream: str, super_stream: str, group: str, is_super: bool
+) -> None:
+    """The next member becomes active, though the program keeps the subscription and its client."""
+    name = super_stream if is_super else stream
+    reader, other = (join(clients(), name, group) for _ in range(2))
+    task = start(reader, Work())
+    await until_joined(reader)
+    if is_super:
+        await until(lambda: len(reader.active) == 3, 'all partitions are active', HANG)
+    active = reader.active
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    other_task = start(other, Work())
+    await until_active(other, active)
+    assert not reader.active
+    other.stop()
+    await in_time(other_task)
+
+
 async def test_fail_hands_over(
     clients: NewClient, stream: str, group: str, client: rbs.StreamsClient
 ) -> None:

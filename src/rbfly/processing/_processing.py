@@ -109,12 +109,15 @@ class Processing:
                 except Exception as ex:
                     self._fail(ex)
                 await self._finish()
-            except BaseException:  # cancelled
+            except BaseException as ex:  # cancelled
                 self._on_stop()
                 messages.stop()
-                await self._close_workers(storing)
-                partitions = self._partitions.values()
-                await asyncio.gather(*[self._store_when_cancelled(item) for item in partitions])
+                try:
+                    await self._close_workers(storing)
+                    partitions = self._partitions.values()
+                    await asyncio.gather(*[self._store_when_cancelled(item) for item in partitions])
+                finally:  # without waiting; else it would stay an active member of its group
+                    await messages.__aexit__(type(ex), ex, None)
                 raise
             await self._close_workers(storing)
         if self._error is not None:
