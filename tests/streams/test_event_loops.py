@@ -434,6 +434,30 @@ def test_member_of_a_group_joins_again_in_the_next_loop(
 
 
 @leaves_sockets
+@pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_tasks_of_one_loop_after_another_commit(
+    new_loop: NewLoop, broker_uri: str, stream: str
+) -> None:
+    """Also if they do so at the same time."""
+    client = rbs.streams_client(broker_uri)
+    tracking = rbs.OffsetTracking('me', manual=True)
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, commit=tracking)
+
+    async def commit() -> bool:
+        async with client.publisher(stream) as publisher:
+            await publisher.send('x')
+        message = await anext(messages.messages())
+        await asyncio.gather(messages.commit(), messages.commit())
+        return await client.read_offset(stream, 'me') == message.stream_offset
+
+    async def close() -> None:
+        await messages.aclose()
+        await client.disconnect()
+
+    run_each(new_loop, (commit, True), (commit, True), (close, None))
+
+
+@leaves_sockets
 def test_next_loop_reads_every_partition() -> None:
     with StreamBroker() as broker:
         broker.create_super_stream('orders', partitions=3)

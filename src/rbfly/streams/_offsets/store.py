@@ -61,13 +61,13 @@ class OffsetStore:
         self._reference = '' if tracking is None else tracking.reference or ''
         self._group = group
         self._kept: int | None = None  # the position, if the cursor forgets it
-        self._lock: asyncio.Lock | None = None  # an earlier offset must not replace a later one
+        self._lock: asyncio.Lock  # of `commit`: an earlier offset must not replace a later one
         self._committed = 0  # offset after the last commit of the term
         self._lost: int | None = None  # last message of earlier terms that was not committed
         self._stored: int | None = None  # last offset stored on this connection
         self._due = 0  # number of finished messages at which to store the next offset
         self._timer: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the lock, or of the timer
         self._count_again()
 
     def is_of_member(self, group: str, stream: str) -> bool:
@@ -164,8 +164,9 @@ class OffsetStore:
         self._cluster.check_loop()
         checked = self.check(offset)
         if checked is not None:
-            if self._lock is None:
-                self._lock = asyncio.Lock()
+            loop = asyncio.get_running_loop()
+            if self._loop is not loop:
+                self._loop, self._lock = loop, asyncio.Lock()
             term, is_late = self.term, self._is_late(checked)
             connect = self.connect_later(checked, is_late=is_late)
             async with self._lock:
