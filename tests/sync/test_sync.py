@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import gc
 import inspect
+import logging
 import os
 import random
 import signal
@@ -27,6 +28,7 @@ from rbfly.error import (
     ConfirmTimeout,
     EventLoopError,
     MessageTimeout,
+    OffsetNotStored,
     PublisherError,
     RbFlyError,
     StreamDoesNotExist,
@@ -410,12 +412,84 @@ def test_super_stream(
     assert {*super_stream.read_offset('me').values()} == {0}
 
 
+def test_commit_after_a_partition_was_deleted(caplog: pytest.LogCaptureFixture) -> None:
+    """The offsets of the other partitions are stored."""
+    caplog.set_level(logging.INFO, 'rbfly.streams')
+    tracking = rbs.OffsetTracking('me', manual=True)
+    with StreamBroker() as broker, rbfly.sync.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        with client.super_stream('orders').subscribe(
+            offset=FIRST, commit=tracking, refresh_interval=0.01
+        ) as subscription:
+            for number, partition in enumerate(['orders-0', 'orders-1']):
+                broker.publish(partition, number)
+                assert next(subscription) == number
+            broker.delete_stream('orders-0')
+            wait_until(lambda: "'orders-0' is gone" in caplog.text)
+            subscription.commit()
+            assert broker.offsets('orders-1') == {'me': 0}
+            with pytest.raises(ArgumentError, match="does not read a partition 'orders-2'"):
+                subscription.commit({'orders-2': 0})
+
+
+def test_commit_after_another_member_has_a_partition() -> None:
+    """The error is raised once: the other member receives the message, and the next offsets of this
+    one can be stored."""
+    with (
+        StreamBroker() as broker,
+        rbfly.sync.streams_client(broker.uri) as client,
+        rbfly.sync.streams_client(broker.uri) as other,
+    ):
+        broker.create_super_stream('orders', partitions=2)
+        options: Any = {'group': 'billing', 'commit': 'manual', 'timeout': HANG}
+        with client.super_stream('orders').subscribe(**options) as subscription:
+            wait_until(lambda: len(subscription.active) == 2)  # type: ignore[arg-type]
+            for number, partition in enumerate(['orders-0', 'orders-1']):
+                broker.publish(partition, number)
+                assert next(subscription) == number
+            with other.super_stream('orders').subscribe(**options) as second:
+                # It hands over when the program asks for the next message.
+                reader = threading.Thread(target=next, args=(subscription, None))
+                reader.start()
+                wait_until(lambda: bool(second.active))
+                (lost,), (kept,) = second.active, subscription.active  # type: ignore[misc]
+                assert next(second) == int(lost[-1])
+                with pytest.raises(OffsetNotStored):
+                    subscription.commit()
+                assert broker.offsets(kept)['billing'] == 0
+                subscription.commit()
+                broker.publish(kept, 2)
+                reader.join(HANG)
+                subscription.commit()
+                assert broker.offsets(kept)['billing'] > 0
+
+
+def test_commit_while_another_thread_waits(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    tracking = rbs.OffsetTracking('me', manual=True)
+    with (
+        client.publisher(stream) as publisher,
+        client.subscribe(stream, offset=FIRST, commit=tracking, timeout=HANG) as subscription,
+    ):
+        for number in range(2):
+            publisher.send(number)
+            assert next(subscription) == number
+        reader = threading.Thread(target=next, args=(subscription, None))
+        reader.start()
+        wait_until(lambda: is_calling(reader))
+        for offset in (0, None):
+            subscription.commit(offset)
+            assert client.read_offset(stream, 'me') == (1 if offset is None else offset)
+            assert reader.is_alive()
+        publisher.send(2)
+        reader.join(HANG)
+
+
 # -- interrupts, processes, threads
 
 
-def is_calling() -> bool:
-    """Return whether the main thread waits for the client."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def is_calling(thread: threading.Thread | None = None) -> bool:
+    """Return whether a thread, by default the main one, waits for the client."""
+    frame = sys._current_frames().get((thread or threading.main_thread()).ident or 0)
     while frame is not None:
         if frame.f_code is Call.wait.__code__:  # the call has been passed to the client's thread
             return True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from ..error import SubscriptionError, counted
+from ..error import OffsetNotStored, SubscriptionError, counted
 from ..streams import MessageBatch, MessageCtx
 from ..streams import Subscription as AsyncSubscription
 from ..streams import SuperStreamSubscription as AsyncSuperStreamSubscription
@@ -53,6 +53,7 @@ class Subscription(Generic[Body]):
         self._batch: MessageBatch[Body] | None = None  # None before the first, and at the end
         self._bodies: Iterator[Body] = iter(())  # those of the batch that are left
         self._received: dict[str, int] = {}  # offset of the last message before the batch
+        self._lost = 0  # messages of the batch that `commit` has reported as lost
         self._ended = False
 
     def __repr__(self) -> str:
@@ -141,20 +142,34 @@ class Subscription(Generic[Body]):
         """Store how far the program has processed the stream, with `commit='manual'`.
 
         :param offset: offset of the last processed message; of a super stream, by partition.  None
-            for everything that the iterations and `fetch` have returned to the program.
+            for everything that the iterations and `fetch` have returned to the program.  Another
+            thread may wait for a message meanwhile.
         """
-        with self._lock:
-            if offset is not None:
-                self._thread.call(self._subscription.commit, offset)  # type: ignore[arg-type]
-                return
-            found = {**self._received, **self._last()}
-            if not found:
-                return
+        if offset is None:
+            self._thread.call(self._commit)
+        else:
+            self._thread.call(self._subscription.commit, offset)  # type: ignore[arg-type]
+
+    async def _commit(self) -> None:
+        """Commit what the program has received.
+
+        In the client's thread, where `_pass` runs: a thread that waits there holds the lock.
+        """
+        found = {**self._received, **self._last()}
+        if not found:
+            return
+        batch, taken, self._received = self._batch, self._taken, {}
+        try:
             if isinstance(self._subscription, AsyncSuperStreamSubscription):
-                self._thread.call(self._subscription.commit, found)
+                await self._subscription.commit(found)
             else:
-                self._thread.call(self._subscription.commit, *found.values())
-            self._received.clear()
+                await self._subscription.commit(*found.values())
+        except BaseException as ex:
+            if not isinstance(ex, OffsetNotStored) or self._subscription.group is None:
+                self._received = {**found, **self._received}
+            elif batch is self._batch:  # a member receives the messages again
+                self._lost = taken
+            raise
 
     def _next_message(self) -> MessageCtx[Body] | None:
         with self._lock:
@@ -172,9 +187,10 @@ class Subscription(Generic[Body]):
         return count - operator.length_hint(self._bodies)
 
     def _last(self) -> dict[str, int]:
-        """Return the offset of the last message of the batch that the program has received."""
+        """Return the offset of the last message of the batch that the program has received; nothing
+        if `commit` has reported it as lost."""
         batch, taken = self._batch, self._taken
-        if batch is None or batch.stream is None or not taken:
+        if batch is None or batch.stream is None or taken == self._lost:
             return {}
         return {batch.stream: batch.offsets[taken - 1]}
 
@@ -201,5 +217,5 @@ class Subscription(Generic[Body]):
         batch = await source()
         self._received.update(self._last())
         self._ended = batch is None
-        self._batch = batch
+        self._batch, self._lost = batch, 0
         self._bodies = iter(()) if whole or batch is None else iter(batch)

@@ -478,11 +478,16 @@ class MergedSession:
             return
         check_type('offsets', offsets, Mapping, None)
         for name, offset in offsets.items():
-            if name not in sessions:
+            if name in sessions:
+                sessions[name].offsets.check(offset)
+            elif name not in self._gone:
                 raise ArgumentError(f'{self!r} does not read a partition {name!r}')
-            sessions[name].offsets.check(offset)
         await self._all(
-            {name: sessions[name].offsets.commit(offset) for name, offset in offsets.items()}
+            {
+                name: session.offsets.commit(offsets[name])
+                for name, session in sessions.items()
+                if name in offsets
+            }
         )
 
     # -- ending

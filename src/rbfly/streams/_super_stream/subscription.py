@@ -48,7 +48,8 @@ class SuperStreamSubscription(BaseSubscription[Body]):
         """Store how far the program has processed the partitions, see `Subscription.commit`.
 
         :param offsets: offset of the last processed message, by partition; None for everything
-            received so far, with the current message or batch.
+            received so far, with the current message or batch.  That of a partition that is deleted
+            is not stored: all its offsets were deleted with it.
         :raises ValueError: the subscription does not read this partition, or has not received the
             message with this offset; nothing was stored.
         :raises OffsetNotStored: as `Subscription.commit`, after the offsets of all other partitions
