@@ -337,6 +337,8 @@ class Lane:
             self._tasks.create_task(self._flush(self.taken))
 
     async def _flush(self, taken: int) -> None:
+        if self._publisher is None:  # `close` has waited for the confirms
+            return
         await self._wait_confirmed(None)
         self._confirm(taken)
         self._flushes -= 1

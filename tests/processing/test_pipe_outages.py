@@ -1,0 +1,85 @@
+"""Connections of a pipe are lost, and every output is stored once."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.processing import PipeProgress, Stream, pipe
+from rbfly.testing import StreamBroker
+from tests.brokers import until
+
+
+class Clusters:
+    """A job between two clusters, of which one may fail while the other works.
+
+    :ivar source: has the stream `orders`.
+    :ivar target: has the stream `bills`.
+    :ivar reader: client of the source.
+    :ivar writer: client of the target.
+    """
+
+    def __init__(self, source: StreamBroker, target: StreamBroker) -> None:
+        self.source = source
+        self.target = target
+        self.reader = rbs.streams_client(source.uri)
+        self.writer = rbs.streams_client(target.uri)
+        self._progress = PipeProgress()
+        self._job: asyncio.Task[PipeProgress] | None = None
+
+    def start(self) -> None:
+        ends = Stream(self.reader, 'orders'), Stream(self.writer, 'bills')
+        job = pipe(*ends, lambda body: body, name='job', progress=self._progress)
+        self._job = asyncio.create_task(job)
+
+    async def publish(self, body: int) -> None:
+        """Publish a message to the source, and wait until the pipe has published its output."""
+        read = self._progress.read
+        self.source.publish('orders', body)
+        await until(lambda: self._progress.read > read, 'the message is read')
+
+    async def lose_source(self) -> None:
+        """Cut the connection to the source, and wait until the pipe has received messages again."""
+        consumed = self.reader.metrics().consumed
+        self.source.cut()
+        await until(lambda: self.reader.metrics().consumed > consumed, 'messages are read again')
+
+    async def outputs(self, count: int) -> list[Any]:
+        """Stop the job when the target has that many outputs; return all.
+
+        :raises Exception: the job has failed.
+        """
+        job = self._job
+        assert job is not None
+        await until(
+            lambda: job.done() or len(self.target.messages('bills')) >= count,
+            f'{count} outputs are stored',
+        )
+        job.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await job
+        return self.target.messages('bills')
+
+
+@pytest_asyncio.fixture
+async def clusters() -> AsyncIterator[Clusters]:
+    async with StreamBroker() as source, StreamBroker() as target:
+        source.create_stream('orders')
+        target.create_stream('bills')
+        found = Clusters(source, target)
+        async with found.reader, found.writer:
+            yield found
+
+
+async def test_source_is_lost_while_many_outputs_are_unconfirmed(clusters: Clusters) -> None:
+    clusters.start()
+    clusters.target.withhold_confirms()
+    for number in range(10):  # more than there are waits for confirms
+        await clusters.publish(number)
+    await clusters.lose_source()
+    clusters.target.heal()
+    clusters.source.publish('orders', 10)
+    assert await clusters.outputs(11) == [*range(11)]
