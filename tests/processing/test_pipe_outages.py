@@ -26,7 +26,7 @@ class Clusters:
         self.source = source
         self.target = target
         self.reader = rbs.streams_client(source.uri)
-        self.writer = rbs.streams_client(target.uri)
+        self.writer = rbs.streams_client(target.uri, close_timeout=0)  # any outage is longer
         self._progress = PipeProgress()
         self._job: asyncio.Task[PipeProgress] | None = None
 
@@ -83,3 +83,15 @@ async def test_source_is_lost_while_many_outputs_are_unconfirmed(clusters: Clust
     clusters.target.heal()
     clusters.source.publish('orders', 10)
     assert await clusters.outputs(11) == [*range(11)]
+
+
+async def test_source_is_lost_while_the_target_is_away(clusters: Clusters) -> None:
+    clusters.start()
+    await clusters.publish(0)
+    clusters.target.refuse()
+    clusters.target.cut()
+    await clusters.publish(1)
+    await clusters.lose_source()
+    clusters.target.heal()
+    clusters.source.publish('orders', 2)
+    assert await clusters.outputs(3) == [0, 1, 2]

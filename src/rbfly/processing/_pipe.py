@@ -339,6 +339,7 @@ class Pipe:
         started = self._started.pop(stream, None)
         if started is not None:
             if lane is not None:  # of an earlier activity of this member
+                await lane.settle()  # without a limit: the target may be away
                 await lane.close()
             lane = self._lanes[stream] = started
             await self._open(lane)
