@@ -299,7 +299,9 @@ class Lane:
         free = await self._capacity(len(outputs))
         if self._asks:
             await self._wait_confirmed(None)
-        sending = self._tasks.create_task(self._send_atomic(offset, [*map(as_message, outputs)]))
+        # Not in the group of tasks, which is cancelled before `close` sends what is queued: that
+        # would withdraw this batch, but not later outputs, and the target would never store it.
+        sending = asyncio.create_task(self._send_atomic(offset, [*map(as_message, outputs)]))
         self._atomic.add(sending)
         sending.add_done_callback(self._on_sent)
         # It enters the window in its first step; if that is full by then, `_capacity` waits for it.
@@ -385,3 +387,6 @@ class Lane:
             await self._opening.__aexit__(kind, error, None)
         except PublisherNameInUse:
             pass  # another process has published the same outputs
+        finally:
+            for sending in self._atomic:
+                sending.cancel()
