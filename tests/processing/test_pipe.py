@@ -208,6 +208,15 @@ async def test_job_starts_at_an_offset_once(
     assert await stored(client, target) == [7, 8, 9]
 
 
+async def test_job_starts_at_the_end_once(
+    client: rbs.StreamsClient, stream: str, target: str
+) -> None:
+    for number in range(3):
+        await publish(client, stream, [number])
+        await run(client, stream, target, same, offset=rbs.Offset.NEXT)
+    assert await stored(client, target) == [1, 2]
+
+
 async def test_next_run_starts_after_the_last_one(
     client: rbs.StreamsClient, stream: str, target: str
 ) -> None:

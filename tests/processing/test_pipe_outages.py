@@ -12,6 +12,7 @@ import rbfly.streams as rbs
 from rbfly.processing import PipeProgress, Stream, pipe
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.processing.piping import HANG
 
 
 def same(body: Any) -> Any:
@@ -39,6 +40,13 @@ class Clusters:
         ends = Stream(self.reader, 'orders'), Stream(self.writer, 'bills')
         job = pipe(*ends, transform, name='job', progress=self._progress, **options)
         self._job = asyncio.create_task(job)
+
+    async def active(self, events: rbs.Events) -> None:
+        """Wait until the job reads the source."""
+        async with asyncio.timeout(HANG):
+            async for event in events:
+                if isinstance(event, rbs.Activated):
+                    return
 
     async def publish(self, body: int) -> None:
         """Publish a message to the source, and wait until the pipe has published its output."""
@@ -132,3 +140,24 @@ async def test_pipe_fails_while_the_target_is_away(clusters: Clusters) -> None:
     is_broken = False
     clusters.start(transform, until='now')
     assert await clusters.outputs(5) == [0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize('lost', ['connection', 'process'])
+async def test_job_that_starts_at_the_end_is_lost_before_its_first_message(
+    clusters: Clusters, lost: str
+) -> None:
+    clusters.source.publish('orders', 0)
+    events = clusters.reader.events()
+    clusters.start(offset=rbs.Offset.NEXT)
+    await clusters.active(events)
+    if lost == 'connection':
+        clusters.source.cut()
+        clusters.source.publish('orders', 1)
+    else:
+        await until(lambda: 'job' in clusters.source.offsets('orders'), 'the start is stored')
+        await clusters.outputs(0)
+        clusters.source.publish('orders', 1)
+        clusters.start(offset=rbs.Offset.NEXT)
+    await clusters.active(events)
+    clusters.source.publish('orders', 2)
+    assert (await clusters.outputs(1))[0] == 1

@@ -92,6 +92,7 @@ class Lane:
         self._job = job
         self._client = source.client
         self._is_first = is_first
+        self._marking = asyncio.Lock()
         self._transform = work.transform
         self._is_async = work.is_async
         self._context = work.context
@@ -155,15 +156,16 @@ class Lane:
 
         :returns: whether one is stored; if not, this process is not to read the partition.
         """
-        if self._is_first:
-            before = (self.start - 1) % OFFSETS
-            try:
-                await self._client.write_offset(self.stream, self._job, before, wait=True)
-            except OffsetNotStored:  # another member is active; or its position is stored by now
-                if await self._client.read_offset(self.stream, self._job) is None:
-                    return False
-            self._is_first = False
-        return True
+        async with self._marking:
+            if self._is_first:
+                before = (self.start - 1) % OFFSETS
+                try:
+                    await self._client.write_offset(self.stream, self._job, before, wait=True)
+                except OffsetNotStored:  # another member is active; or a position is stored by now
+                    if await self._client.read_offset(self.stream, self._job) is None:
+                        return False
+                self._is_first = False
+            return True
 
     # -- publishing
 

@@ -35,7 +35,7 @@ from ..streams import (
     by_key,
 )
 from ._ends import End, Stream, check_end, partition_stream, partitions_of, subscribe
-from ._lane import FLUSHES, OFFSETS, Lane, Work
+from ._lane import FLUSHES, OFFSETS, POLL, Lane, Work
 
 logger: logging.Logger = logging.getLogger('rbfly.processing')
 
@@ -254,6 +254,7 @@ class Pipe:
         self._targets: dict[str, Stream] = {}  # by partition of the source, if they are kept
         self._lanes: dict[str, Lane] = {}
         self._started: dict[str, Lane] = {}  # whose messages have not arrived
+        self._first: dict[str, int] = {}  # offset of the job's first message, by partition
         self._names: set[str] = set()  # partitions of the source
         self._tasks = asyncio.TaskGroup()
         self._messages: BaseSubscription[Any] | None = None
@@ -370,10 +371,12 @@ class Pipe:
         self._check_names(stream)
         client = self._source.client
         stored = await client.read_offset(stream, self._name)
-        if stored is None:
-            start = await client.resolve_offset(stream, self._offset)
-        else:
+        if stored is not None:
             start = (stored + 1) % OFFSETS
+        elif stream in self._first:  # of an earlier activity, in which it could not be stored
+            start = self._first[stream]
+        else:
+            start = self._first[stream] = await client.resolve_offset(stream, self._offset)
         lane = Lane(
             self._name, self._source, stream, start, stored is None, self._work, self._tasks
         )
@@ -383,7 +386,15 @@ class Pipe:
         self._started[stream] = lane
         if stored is None and stream not in self._lanes:
             await self._open(lane)
+            self._tasks.create_task(self._mark(lane))
         return Offset.offset(start)
+
+    async def _mark(self, lane: Lane) -> None:
+        """Store where a job starts, as soon as this process is to read the partition."""
+        while self._started.get(lane.stream) is lane:
+            if await lane.mark():
+                return
+            await asyncio.sleep(POLL)  # the member is not active yet
 
     def _check_names(self, *streams: str) -> None:
         """Check that RabbitMQ remembers the publishing ids of all partitions.
@@ -458,6 +469,9 @@ class Pipe:
 
     async def _on_revoke(self, stream: str) -> None:
         """The broker takes a partition from this process."""
+        started = self._started.get(stream)
+        if started is not None:  # no message has arrived: the next process starts here, too
+            await started.mark()
         lane = self._lanes.pop(stream, None)
         if lane is not None:
             try:
