@@ -165,6 +165,16 @@ def test_start_inside_a_compressed_sub_entry(start: int) -> None:
     assert drain(cursor) == expected
 
 
+@pytest.mark.parametrize('start', range(12))
+def test_batches_end_at_the_same_messages_wherever_reading_starts(start: int) -> None:
+    """A batch ends where 16 MiB of a chunk are complete."""
+    cursor = Cursor()
+    cursor.resume(start)
+    cursor.push(chunk([packed([bytes(3 * 2**20)] * 2, GZIP)] * 6, 12))
+    found = [batch.next_offset for batch in batches(cursor)]
+    assert found == [end for end in (6, 12) if end > start]
+
+
 def test_sub_entry_below_the_start_is_not_decompressed() -> None:
     cursor = Cursor()
     cursor.resume(12)

@@ -38,6 +38,7 @@ cdef class MessageBatch:
     cdef uint64_t start             # offset of the first message
     cdef int64_t chunk_timestamp
     cdef readonly object committed_chunk_id
+    cdef uint64_t unpacked          # of the chunk, when the batch began
     cdef uint64_t unpacked_max      # of the chunk, above which a new sub-entry ends the batch
 
     # True if another message of the chunk may be added.

@@ -28,7 +28,7 @@ from types import GenericAlias
 cdef enum:
     RUNS_FIRST = 4
     CAPACITY_MAX = 1 << 16          # bodies to allocate memory for in advance
-    BATCH_UNPACKED = 1 << 24        # bytes of decompressed sub-entries after which a batch ends
+    BATCH_UNPACKED = 1 << 24        # decompressed bytes of a chunk: a batch ends at each multiple
     BATCH_JOINED = 1 << 24          # bytes of a batch that no further chunk joins
     SPARE_MAX = 1 << 20             # bytes of a batch whose bodies the next one uses again
     NOT_SPARE = SPARE_MAX + 1
@@ -39,6 +39,9 @@ cdef MessageBatch new_batch(
     Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit, str stream
 ):
     cdef MessageBatch batch = MessageBatch.__new__(MessageBatch)
+    # Batches of a chunk end at the same messages, wherever reading started.
+    cdef bint within = chunk.rest is not NULL and chunk.run_left
+    cdef uint64_t before = chunk.unpacked_before if within else chunk.unpacked
     batch.decoder = decoder
     batch.bodies = rbfly_list(min(min(<Py_ssize_t> chunk.left, limit), CAPACITY_MAX))
     batch.owners = []
@@ -46,7 +49,8 @@ cdef MessageBatch new_batch(
     batch.start = chunk.next_offset
     batch.chunk_timestamp = chunk.timestamp
     batch.committed_chunk_id = chunk.committed_chunk_id
-    batch.unpacked_max = chunk.unpacked + BATCH_UNPACKED
+    batch.unpacked = chunk.unpacked
+    batch.unpacked_max = before - before % BATCH_UNPACKED + BATCH_UNPACKED
     batch.stream = stream
     return batch
 
@@ -207,8 +211,7 @@ cdef class MessageBatch:
         self.since = now
         self.size = 1
         if chunk is not None:
-            self.size = chunk.data_end - chunk.data + BATCH_UNPACKED
-            self.size -= self.unpacked_max - chunk.unpacked
+            self.size = chunk.data_end - chunk.data + chunk.unpacked - self.unpacked
         return 0
 
     cdef MessageBatch join(self, MessageBatch other):

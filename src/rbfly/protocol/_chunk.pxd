@@ -31,7 +31,8 @@ cdef class Chunk:
     cdef const uint8_t *rest        # where the chunk continues after the sub-entry; NULL in none
     cdef uint32_t run_left          # messages left until `end`
     cdef uint32_t left              # messages left in the chunk
-    cdef uint64_t unpacked          # bytes of decompressed sub-entries so far
+    cdef uint64_t unpacked          # bytes of compressed sub-entries so far, when decompressed
+    cdef uint64_t unpacked_before   # those before the sub-entry that is being read
     cdef readonly uint8_t type
     cdef readonly uint16_t entries
     cdef readonly uint32_t records

@@ -181,6 +181,9 @@ cdef class Chunk:
             self._fail('sub-entry batch has more messages than its chunk')
         data = self.p + BATCH_HEADER
         skipped = (below and self.next_offset + records <= below) or (compression and not records)
+        self.unpacked_before = self.unpacked
+        if compression and records:
+            self.unpacked += plain
         if compression and not skipped:
             try:
                 unpacked = self._unpack(compression, data, stored, plain, records)
@@ -213,7 +216,6 @@ cdef class Chunk:
         uint16_t records,
     ):
         cdef str at = f' (at offset {self.next_offset})'
-        self.unpacked += plain
         if plain < 4 * records:
             raise ChunkError(
                 f'sub-entry batch of {counted(records, "message")} has {counted(plain, "byte")}{at}'

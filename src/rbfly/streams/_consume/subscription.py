@@ -206,7 +206,7 @@ class BaseSubscription(FastSubscription[Body], AsyncFor):
 
         The messages of a batch are finished when the program asks for the next batch.  A batch ends
         before a message that is not AMQP 1.0, unless `on_decode_error` is `'raw'`.  It also ends
-        after a sub-entry once it holds 16 MiB of decompressed sub-entries.
+        after each sub-entry that completes 16 MiB of decompressed sub-entries of its chunk.
 
         With `max_wait`, a batch also contains the messages of the chunks that follow, and it ends
         early when it keeps 16 MiB alive, or after a reconnect.  If the task is cancelled while it
