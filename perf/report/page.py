@@ -73,8 +73,8 @@ METHOD = (
     ' round that is not recorded.',
     'Each round runs every lane once, one at a time. The seed and the number of the round determine'
     ' the order, which is shuffled so that a temporary slowdown of the machine affects all lanes'
-    ' alike. In the scenario ``growth``, 100,000,000 messages are'
-    ' published in a single round.',
+    ' alike. In the scenario ``growth``, the most messages are published'
+    ' in a single round.',
     'The clock (``perf_counter``) runs from before the first message until after the last confirm'
     ' or the last message consumed. Before it starts, the lane creates its messages and runs the'
     ' garbage collector.',
