@@ -37,3 +37,11 @@ async def run(
     settings = {'name': 'job', 'until': 'now'} | options
     ends = Stream(client, source), Stream(client, target)
     return await in_time(pipe(*ends, transform, **settings))
+
+
+async def until_event(events: rbs.Events, kind: type[rbs.Event]) -> None:
+    """Wait for the next event of a kind."""
+    async with asyncio.timeout(HANG):
+        async for event in events:
+            if isinstance(event, kind):
+                return

@@ -12,7 +12,7 @@ import rbfly.streams as rbs
 from rbfly.processing import PipeProgress, Stream, pipe
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.processing.piping import HANG
+from tests.processing.piping import until_event
 
 
 def same(body: Any) -> Any:
@@ -40,13 +40,6 @@ class Clusters:
         ends = Stream(self.reader, 'orders'), Stream(self.writer, 'bills')
         job = pipe(*ends, transform, name='job', progress=self._progress, **options)
         self._job = asyncio.create_task(job)
-
-    async def active(self, events: rbs.Events) -> None:
-        """Wait until the job reads the source."""
-        async with asyncio.timeout(HANG):
-            async for event in events:
-                if isinstance(event, rbs.Activated):
-                    return
 
     async def publish(self, body: int) -> None:
         """Publish a message to the source, and wait until the pipe has published its output."""
@@ -149,7 +142,7 @@ async def test_job_that_starts_at_the_end_is_lost_before_its_first_message(
     clusters.source.publish('orders', 0)
     events = clusters.reader.events()
     clusters.start(offset=rbs.Offset.NEXT)
-    await clusters.active(events)
+    await until_event(events, rbs.Activated)
     if lost == 'connection':
         clusters.source.cut()
         clusters.source.publish('orders', 1)
@@ -158,6 +151,6 @@ async def test_job_that_starts_at_the_end_is_lost_before_its_first_message(
         await clusters.outputs(0)
         clusters.source.publish('orders', 1)
         clusters.start(offset=rbs.Offset.NEXT)
-    await clusters.active(events)
+    await until_event(events, rbs.Activated)
     clusters.source.publish('orders', 2)
     assert (await clusters.outputs(1))[0] == 1

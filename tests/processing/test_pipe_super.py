@@ -15,7 +15,7 @@ from rbfly.processing import PipeProgress, Stream, pipe
 from rbfly.streams import ArgumentError, Message
 from rbfly.testing import StreamBroker
 from tests.group_members import NewClient, may_strand
-from tests.processing.piping import HANG, in_time, stored
+from tests.processing.piping import in_time, stored, until_event
 from tests.super_streams import super_stream_of
 
 KEYS = 20
@@ -237,20 +237,13 @@ async def test_job_that_starts_at_the_end_is_handed_over_before_its_first_messag
             job = pipe(*ends, same, name='job', offset=rbs.Offset.NEXT)
             running.append(asyncio.create_task(job))
 
-        async def until_event(number: int, kind: type[rbs.Event]) -> None:
-            """Wait for an event of a process."""
-            async with asyncio.timeout(HANG):
-                async for event in events[number]:
-                    if isinstance(event, kind):
-                        return
-
         await start()
         for _ in range(2):  # it reads both partitions
-            await until_event(0, rbs.Activated)
+            await until_event(events[0], rbs.Activated)
         await start()
-        await until_event(0, rbs.Deactivated)
+        await until_event(events[0], rbs.Deactivated)
         broker.publish('orders-1', 1)
-        await until_event(1, rbs.Activated)
+        await until_event(events[1], rbs.Activated)
         broker.publish('orders-1', 2)
         assert (await broker.wait_for('target', 1))[0] == 1
         for task in running:

@@ -18,6 +18,7 @@ from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.fake_broker import FakeBroker, Step
 from tests.inside import connection_of
+from tests.streams.test_callbacks import Own
 
 PLAIN = 'rabbitmq-stream://localhost'
 
@@ -81,13 +82,6 @@ async def test_error_of_resolve_reaches_the_call() -> None:
         async with rbs.streams_client(broker.uri, resolve=resolve) as client:
             with pytest.raises(KeyError):
                 await client.publisher('orders')
-
-
-class Own(Exception):
-    """An error that cannot be copied."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(f'{first} {second}')
 
 
 @pytest.mark.parametrize('wait', [True, False])
@@ -280,33 +274,33 @@ async def test_cancelled_reconnect_lets_publishers_continue() -> None:
 
 
 @contextlib.asynccontextmanager
-async def full_connection(broker: StreamBroker, client: rbs.StreamsClient) -> AsyncIterator[Any]:
-    """A publisher whose connection is full, because the broker reads nothing, and its messages."""
-    broker.create_stream('orders')
+async def full_connection() -> AsyncIterator[tuple[StreamBroker, rbs.StreamsClient, Any]]:
+    """A broker that reads nothing, a client, and a publisher whose connection is full.
+
+    In the end, the broker has each message once.
+    """
     stop, sent = asyncio.Event(), itertools.count()
-    async with client.publisher('orders', max_unconfirmed=100_000, amqp=False) as publisher:
-        broker.stall()
-        endless = (b'%d' % i + bytes(1000) for i in sent)
-        sending = asyncio.create_task(
-            publisher.send_many(itertools.takewhile(lambda _: not stop.is_set(), endless))
-        )
-        await until(lambda: connection_of(publisher).paused, 'the connection is full')
-        yield publisher
-        broker.heal()
-        stop.set()
-        count = await sending
-        assert len(broker.messages('orders', raw=True)) == count
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        async with client.publisher('orders', max_unconfirmed=100_000, amqp=False) as publisher:
+            broker.stall()
+            endless = (b'%d' % i + bytes(1000) for i in sent)
+            sending = asyncio.create_task(
+                publisher.send_many(itertools.takewhile(lambda _: not stop.is_set(), endless))
+            )
+            await until(lambda: connection_of(publisher).paused, 'the connection is full')
+            yield broker, client, publisher
+            broker.heal()
+            stop.set()
+            count = await sending
+            assert len(broker.messages('orders', raw=True)) == count
 
 
 async def test_reconnect_of_a_full_connection_resends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(moving, 'DRAIN', 60.0)  # on a busy machine
-    async with (
-        StreamBroker() as broker,
-        rbs.streams_client(broker.uri) as client,
-        full_connection(broker, client) as publisher,
-    ):
+    async with full_connection() as (broker, client, publisher):
         before = connection_of(publisher)
         moving_on = asyncio.create_task(client.reconnect())
         await asyncio.sleep(0)
@@ -319,11 +313,7 @@ async def test_reconnect_of_a_full_connection_resends_nothing(
 
 
 async def test_cancelled_reconnect_leaves_a_full_connection_paused() -> None:
-    async with (
-        StreamBroker() as broker,
-        rbs.streams_client(broker.uri) as client,
-        full_connection(broker, client) as publisher,
-    ):
+    async with full_connection() as (broker, client, publisher):
         connection = connection_of(publisher)
         call = asyncio.create_task(client.reconnect())
         await asyncio.sleep(0)

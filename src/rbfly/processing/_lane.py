@@ -301,8 +301,8 @@ class Lane:
         free = await self._capacity(len(outputs))
         if self._asks:
             await self._wait_confirmed(None)
-        # Not in the group of tasks, which is cancelled before `close` sends what is queued: that
-        # would withdraw this batch, but not later outputs, and the target would never store it.
+        # The pipe cancels its TaskGroup before `close` sends the queued messages.  A task of that
+        # group would withdraw its batch, but not the outputs after it, and the batch would be lost.
         sending = asyncio.create_task(self._send_atomic(offset, [*map(as_message, outputs)]))
         self._atomic.add(sending)
         sending.add_done_callback(self._on_sent)
