@@ -487,8 +487,11 @@ cdef class PublishWindow(FrameBuilder):
 
         :param waiter: the waiter of the message, or its future.
         """
-        # A sub-entry of a publisher that fills them belongs to several callers.
-        if self.busy or self.sub_entry is not None:
+        if self.busy:
+            return False
+        if self.sub_entry is not None:  # it belongs to several callers
+            if isinstance(waiter, ConfirmWaiter):
+                (<ConfirmWaiter> waiter).reported = True
             return False
         self._enter()
         try:

@@ -381,14 +381,15 @@ async def test_close_ends_when_the_last_caller_gives_up() -> None:
             await closing
 
 
+@pytest.mark.parametrize('size', [None, 5], ids=['messages', 'sub-entries'])
 @pytest.mark.parametrize('how', ['send', 'send_many', 'flush'])
-async def test_close_raises_no_failure_that_a_call_has_raised(how: str) -> None:
+async def test_close_raises_no_failure_that_a_call_has_raised(how: str, size: int | None) -> None:
     cls: type[Any] = rbs.PublisherBatchFast if how == 'flush' else rbs.Publisher
     async with StreamBroker() as broker:
         broker.create_stream('orders')
         async with (
             rbs.streams_client(broker.uri, close_timeout=0.1) as client,
-            client.publisher('orders', cls=cls) as publisher,
+            client.publisher('orders', cls=cls, sub_entry_size=size) as publisher,
         ):
             broker.withhold_confirms()
             match how:
