@@ -14,6 +14,7 @@ import trustme
 import rbfly.streams as rbs
 from rbfly.net import moving
 from rbfly.net.uri import parse_uri
+from rbfly.streams.error import StreamConnectionError
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.fake_broker import FakeBroker, Step
@@ -230,6 +231,27 @@ async def test_reconnect_moves_everything_and_resends_nothing(
             found = [await anext(messages) for _ in range(count)]
         assert sorted(found) == [*range(count)]
         assert len(broker.messages('orders')) == count
+
+
+async def test_reconnect_moves_what_an_outage_would_end() -> None:
+    async with StreamBroker() as broker:
+        broker.create_stream('orders')
+        async with (
+            rbs.streams_client(broker.uri, reconnect_timeout=0) as client,
+            client.publisher('orders') as publisher,
+            client.subscribe('orders', offset=rbs.Offset.FIRST) as messages,
+        ):
+            await publisher.send('x')
+            assert await anext(messages) == 'x'
+            reading = asyncio.create_task(anext(messages))
+            await client.reconnect()
+            await publisher.send('y')
+            assert await reading == 'y'
+            reading = asyncio.create_task(anext(messages))
+            await asyncio.sleep(0)
+            broker.cut()
+            with pytest.raises(StreamConnectionError):
+                await reading
 
 
 async def test_reconnect_gives_up_waiting_for_confirms(monkeypatch: pytest.MonkeyPatch) -> None:

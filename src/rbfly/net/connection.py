@@ -118,7 +118,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar state: state of the connection.
     :ivar error: why the connection ended; None while it has not.
     :ivar closed: future that is done when the socket is closed.
-    :ivar paused: publishers do not write: the transport's write buffer is full, or `hold`.
+    :ivar paused: publishers do not write: the transport's write buffer is full, or `held`.
+    :ivar held: the program replaces the connection.
     """
 
     def __init__(
@@ -140,7 +141,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.state: ConnectionState = ConnectionState.CONNECTING
         self.error: StreamConnectionError | None = None
         self.paused: bool = False
-        self._full = self._held = False  # the write buffer; by `hold`
+        self.held: bool = False
+        self._full = False
         self.publisher_ids: set[int] = set(range(settings.publishers_per_connection))
         self.subscription_ids: set[int] = set(range(settings.subscriptions_per_connection))
         self._ids = len(self.publisher_ids) + len(self.subscription_ids)
@@ -366,11 +368,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def hold(self, held: bool) -> None:
         """Pause publishers, also if the transport accepts data; or end that."""
-        self._held = held
+        self.held = held
         self._pause_or_resume()
 
     def _pause_or_resume(self) -> None:
-        if self._full or self._held:
+        if self._full or self.held:
             self.paused = True
             self._writable.clear()
             return

@@ -132,6 +132,7 @@ class Registration:
         self._opened_at = 0.0
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
+        self._fails = False  # the loss ends it: it does not reconnect
         self._lost_by: RbFlyError | None = None  # until it is declared again
         self._outcome: asyncio.Future[int] | None = None  # of `open`
         self._closed: asyncio.Event | None = None  # of `wait_closed`
@@ -226,7 +227,7 @@ class Registration:
         self.cluster.check_loop()
         if self.state not in (State.IDLE, State.LOST):
             return
-        if self.state is State.LOST and self._fails_at_loss:
+        if self.state is State.LOST and self._fails:
             return  # `lose` ends it
         loop = asyncio.get_running_loop()
         if self.state is State.IDLE or loop.time() > self._lost_at + STABLE:
@@ -252,6 +253,9 @@ class Registration:
         """Give up an open declaration that no longer works; call the owner's `on_lost`."""
         if self.state is not State.OPEN:
             return
+        # A connection that the program replaces is no outage.
+        is_replaced = self.connection is not None and self.connection.held
+        self._fails = self.cluster.settings.reconnect_timeout == 0 and not is_replaced
         self._leave()
         if self not in self.cluster.registrations:  # the client disconnects
             self.fail(disconnected())
@@ -262,12 +266,8 @@ class Registration:
             self._outage = None
         self._enter(State.LOST, error)
         self._owner.on_lost(error)
-        if self._fails_at_loss:
+        if self._fails:
             self.fail(copy_error(error))
-
-    @property
-    def _fails_at_loss(self) -> bool:
-        return self.cluster.settings.reconnect_timeout == 0
 
     def reset(self, error: Exception | None = None) -> asyncio.Future[Any] | None:
         """Give up the declaration until the owner needs it again, without calling the owner.
