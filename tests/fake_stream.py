@@ -27,7 +27,7 @@ class Reader:
     :ivar limit: credit above which a burst of chunks begins.
     :ivar at: index of the next chunk to send.
     :ivar sent: number of chunks sent.
-    :ivar granted: credit granted after Subscribe.
+    :ivar grants: the credit of each Credit.
     """
 
     peer: Peer
@@ -38,8 +38,13 @@ class Reader:
     limit: int
     at: int
     sent: int = 0
-    granted: int = 0
+    grants: list[int] = field(default_factory=list)
     live: bool = True
+
+    @property
+    def granted(self) -> int:
+        """Credit granted after Subscribe."""
+        return sum(self.grants)
 
 
 def end(chunk: tuple[int, bytes]) -> int:
@@ -155,7 +160,7 @@ class FakeStream:
         credit = request.decode().chunks
         for reader in self.live(peer, request):
             reader.credit += credit
-            reader.granted += credit
+            reader.grants.append(credit)
             self.send(reader)
 
     def live(self, peer: Peer, request: Frame) -> Iterator[Reader]:

@@ -327,6 +327,9 @@ class Unsubscribe(Command[None], key=Key.UNSUBSCRIBE):
     subscription_id: U8
 
 
+CREDIT_MAX = 2**15 - 1  # chunks, in one Credit
+
+
 class Credit(OneWay, key=Key.CREDIT):
     subscription_id: U8
     chunks: I16
@@ -370,7 +373,7 @@ HEARTBEAT = Heartbeat().encode()
 
 
 def credit(subscription_id: int, chunks: int) -> bytes:
-    """Encode a Credit five times as fast as `Credit.encode`: one is sent for each chunk."""
+    """Encode a Credit five times as fast as `Credit.encode`."""
     try:
         return struct.pack('>IHHBh', 7, Key.CREDIT, 1, subscription_id, chunks)
     except struct.error:

@@ -9,6 +9,7 @@ import rbfly.streams as rbs
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._cursor import MessageCursor
 from rbfly.protocol._decoder import Decoder
+from rbfly.streams._consume import waiter
 from rbfly.streams._consume._iteration import FastSubscription
 from rbfly.streams._consume.waiter import MessageWaiter
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist, SubscriptionError
@@ -134,6 +135,32 @@ async def test_dropped_queue_returns_its_credit_and_loses_no_message(taken: int)
         found += [await anext(messages) for _ in range(12 - taken)]
     assert found == [b'%d' % i for i in range(12)]
     assert len(stream.readers) == 2
+
+
+async def test_credit_beyond_the_limit_of_a_frame_is_returned() -> None:
+    stream = stream_of_chunks(*[1] * 40_000)
+    async with subscribe_to_fake(stream, initial_credit=65_535) as messages:
+        session = session_of(messages)
+        await anext(messages)
+        await until(lambda: len(session.cursor.queue.chunks) == 39_999, 'all chunks have arrived')
+        session.drop_queue()
+        await until(lambda: stream.reader.granted == 40_000, 'all credit is returned')
+
+
+@pytest.mark.parametrize(('credit', 'grants'), [(2, [1]), (10, [6, 3])])
+async def test_chunks_of_one_turn_return_their_credit_together(
+    monkeypatch: pytest.MonkeyPatch, credit: int, grants: list[int]
+) -> None:
+    """A turn ends after more than half of the credit, and the program never waits."""
+    monkeypatch.setattr(waiter, 'TURN', 3600.0)
+    stream = stream_of_chunks(*[1] * credit)
+    async with subscribe_to_fake(stream, initial_credit=credit) as messages:
+        queue = cursor_of(messages).queue
+        await messages.open()
+        await until(lambda: len(queue.chunks) == credit, 'all chunks have arrived')
+        assert [await anext(messages) for _ in range(credit)] == [b'%d' % i for i in range(credit)]
+        await until(lambda: stream.reader.granted == credit - 1, 'the credit is returned')
+    assert stream.reader.grants == grants
 
 
 async def test_closed_while_a_task_lets_others_run() -> None:

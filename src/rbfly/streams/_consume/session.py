@@ -136,6 +136,7 @@ class SubscriptionSession(Owner):
         self._former: LastChunk | None = None  # of the stream that a former session has read
         self._gaps = GapCheck(cluster, stream, settings.on_gap, settings.filter is not None)
         self._credit = credit
+        self._unreturned = 0  # credit of consumed chunks
         self._error: Exception | None = None  # for the next task that waits
         self._revoke_errors: list[RevokeError] = []  # for the next ones, or `close`
         self._opening = WaitingTasks()  # in `open`
@@ -362,13 +363,23 @@ class SubscriptionSession(Owner):
     # -- the cursor
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
-        """Let the broker send one more chunk."""
-        self._return_credit(1)
-
-    def _return_credit(self, chunks: int) -> None:
+        """Let the broker send one more chunk, when the program waits, or other tasks run."""
         connection = self.registration.connection
-        if chunks and connection is not None and connection.is_open:
-            connection.write(commands.credit(self.registration.id, chunks))
+        if connection is None or not connection.is_open:
+            return
+        if self._unreturned == 0:
+            asyncio.get_running_loop().call_soon(self._return_credit)
+        self._unreturned += 1
+
+    def _return_credit(self, chunks: int = 0) -> None:
+        """Return the credit of consumed chunks, and that of `chunks` others, in one frame."""
+        chunks += self._unreturned
+        self._unreturned = 0
+        connection = self.registration.connection
+        while chunks and connection is not None and connection.is_open:
+            most = min(chunks, commands.CREDIT_MAX)
+            connection.write(commands.credit(self.registration.id, most))
+            chunks -= most
 
     def drop_queue(self) -> None:
         """Drop the messages that the program has not received, and return their credit.
@@ -480,6 +491,8 @@ class SubscriptionSession(Owner):
         """
         if finished:
             self.cursor.mark_consumed()
+        if self._unreturned:
+            self._return_credit()
         if self._member is not None:
             self._member.on_wait()
         if self._until is not None and self._until.check():
