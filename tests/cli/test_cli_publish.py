@@ -263,6 +263,16 @@ def test_file_with_failed_lines_is_not_read(tmp_path: Path) -> None:
     assert path.read_text() == 'kept\n'
 
 
+def test_standard_input_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / 'failed.txt'
+    path.write_text('kept\n')
+    script = ['sh', '-c', 'exec "$@" < "$0"', str(path), *COMMAND]
+    done = rbfly('publish', 'orders', '--failed', path, command=script)
+    assert done.returncode == 2
+    assert f'{path} would be overwritten while it is read' in done.stderr
+    assert path.read_text() == 'kept\n'
+
+
 def test_file_that_cannot_be_read(broker: RabbitMQ, stream: str, tmp_path: Path) -> None:
     """The lines before it are confirmed."""
     path = tmp_path / 'lines'

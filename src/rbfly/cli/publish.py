@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -127,8 +128,9 @@ def command(files: tuple[Path, ...], **options: Any) -> int:
 
 
 def is_same(first: Path, second: Path) -> bool:
+    """Return whether two paths lead to one file; `-` is what standard input is redirected from."""
     with suppress(OSError):
-        return first.samefile(second)
+        return first.is_file() and os.path.samefile(first, 0 if str(second) == '-' else second)
     return False
 
 
