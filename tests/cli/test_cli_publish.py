@@ -1,14 +1,18 @@
 """`rbfly publish`."""
 
+import asyncio
 import json
 import signal
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
 from brokers import RabbitMQ
+from rbfly.cli.publish import Job, Publishing
 from rbfly.testing import StreamBroker
 from tests.command_line import (
     COMMAND,
@@ -19,6 +23,24 @@ from tests.command_line import (
     super_stream,
     wait_until,
 )
+
+
+def job_of(*files: Path, rate: float | None = None) -> Job:
+    """Return the options of the command without most of them."""
+    return Job(
+        stream='orders',
+        files=files,
+        format='text',
+        name=None,
+        key=None,
+        route='hash',
+        filter_field=None,
+        rate=rate,
+        sub_entries=None,
+        compression=None,
+        failed=None,
+        quiet=True,
+    )
 
 
 def test_lines_of_standard_input(broker: RabbitMQ, stream: str) -> None:
@@ -184,6 +206,36 @@ def test_interruption_keeps_lines_without_a_confirm(tmp_path: Path) -> None:
             output = process.stdout.read().decode()
     assert output == f'0 of 1 line confirmed, 1 failed, kept in {kept}; interrupted\n'
     assert kept.read_text() == 'one\n'
+
+
+class FullPublisher:
+    """Takes no line.
+
+    :ivar asked: set when a line waits.
+    """
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def submit(self, body: object) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """It has nothing in flight."""
+
+
+async def test_interruption_keeps_the_line_that_waits(tmp_path: Path) -> None:
+    lines, kept = tmp_path / 'lines', BytesIO()
+    lines.write_text('one\ntwo\n')
+    publishing, publisher = Publishing(job_of(lines), kept), FullPublisher()
+    task = asyncio.create_task(publishing.send_all(cast(Any, publisher)))
+    await publisher.asked.wait()
+    task.cancel()
+    await task
+    assert publishing.interrupted
+    assert publishing.failed == 1
+    assert kept.getvalue() == b'one\n'
 
 
 def test_progress_in_a_terminal(broker: RabbitMQ, stream: str) -> None:

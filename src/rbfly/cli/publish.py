@@ -277,6 +277,9 @@ class Publishing:
                 except (*OF_MESSAGE, ValueError) as ex:
                     self._fail(self._read, line, ex)
                     continue
+                except asyncio.CancelledError:  # while it waited for capacity
+                    self._keep(line)
+                    raise
                 except RbFlyError as ex:
                     self._give_up(ex)
                     self._keep(line)
