@@ -238,6 +238,28 @@ async def test_interruption_keeps_the_line_that_waits(tmp_path: Path) -> None:
     assert kept.getvalue() == b'one\n'
 
 
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=['Ctrl-C', 'SIGTERM'])
+def test_second_interruption_keeps_lines(tmp_path: Path, number: signal.Signals) -> None:
+    """It does not wait for confirms."""
+    kept = tmp_path / 'failed.txt'
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        broker.withhold_confirms()
+        options = ('--failed', str(kept), '-vv')
+        with started('publish', 'orders', *options, RBFLY_URI=broker.uri) as process:
+            process.stdin.write(b'one\ntwo\n')
+            wait_until(lambda: broker.messages('orders') == ['one', 'two'])
+            process.send_signal(number)
+            while b'active -> closing' not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=60)
+    assert output.decode() == f'0 of 2 lines confirmed, 2 failed, kept in {kept}; interrupted\n'
+    assert all(line.startswith('[rbfly publish] ') for line in errors.decode().splitlines())
+    assert process.returncode == 128 + number
+    assert kept.read_text() == 'one\ntwo\n'
+
+
 def test_progress_in_a_terminal(broker: RabbitMQ, stream: str) -> None:
     with in_terminal('publish', stream, '--rate', '20', RBFLY_URI=broker.uri) as terminal:
         terminal.type('line\n' * 10)

@@ -140,9 +140,11 @@ async def publish(where: Target, job: Job) -> int:
     async with client, await open_publisher(client, job) as publisher:
         with open_failed(job.failed) as failed:
             publishing = Publishing(job, failed)
-            with publishing.progress.shown():
-                await publishing.send_all(publisher)
-    publishing.report()
+            try:
+                with publishing.progress.shown():
+                    await publishing.send_all(publisher)
+            finally:
+                publishing.report()
     if publishing.interrupted:
         raise asyncio.CancelledError
     if publishing.error is not None:
@@ -241,8 +243,8 @@ class Publishing:
         self._lines = Lines(job.files)
         self._parse = parser(job)
         self._read = 0
-        self._in_flight = 0
-        self._bytes = 0  # of the lines in flight
+        self._in_flight: dict[int, bytes] = {}  # lines by number
+        self._bytes = 0  # of these lines
         self._room = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._start = self._loop.time()
@@ -251,15 +253,20 @@ class Publishing:
     async def send_all(self, publisher: BasePublisher) -> None:
         """Publish the lines of all files, and wait for their confirms."""
         try:
-            await self._send_lines(publisher)
-        except asyncio.CancelledError:
-            self.interrupted = True
-        except click.ClickException as ex:  # of a file
-            self.error = self.error or ex
-        # Waits for confirms; an error is that of lines, which know it.
-        with suppress(RbFlyError):
-            await publisher.close()
-        await asyncio.sleep(0)  # until all lines know what became of them
+            try:
+                await self._send_lines(publisher)
+            except asyncio.CancelledError:
+                self.interrupted = True
+            except click.ClickException as ex:  # of a file
+                self.error = self.error or ex
+            # Waits for confirms; an error is that of lines, which know it.
+            with suppress(RbFlyError):
+                await publisher.close()
+            await asyncio.sleep(0)  # until all lines know what became of them
+        finally:  # a second interruption does not wait for them
+            lines, self._in_flight = self._in_flight, {}
+            for line in lines.values():
+                self._keep(line)
 
     async def _send_lines(self, publisher: BasePublisher) -> None:
         is_json, rate = self._job.format == 'json', self._job.rate
@@ -284,9 +291,9 @@ class Publishing:
                     self._give_up(ex)
                     self._keep(line)
                     continue
-                self._in_flight += 1
+                self._in_flight[self._read] = line
                 self._bytes += len(line)
-                confirmation.add_done_callback(partial(self._on_done, self._read, line))
+                confirmation.add_done_callback(partial(self._on_done, self._read))
                 if rate is not None:
                     await asyncio.sleep(max(0, self._start + self._read / rate - self._loop.time()))
                 while self._bytes > IN_FLIGHT_MAX:
@@ -301,12 +308,14 @@ class Publishing:
         self._room.clear()
         await self._room.wait()
 
-    def _on_done(self, number: int, line: bytes, future: asyncio.Future[None]) -> None:
+    def _on_done(self, number: int, future: asyncio.Future[None]) -> None:
         """Note what became of a line."""
-        self._in_flight -= 1
+        error = future.exception()
+        line = self._in_flight.pop(number, None)
+        if line is None:  # the command has ended before
+            return
         self._bytes -= len(line)
         self._room.set()
-        error = future.exception()
         if error is None:
             self.confirmed += 1
         elif isinstance(error, PublishError | MessageTooLarge):
@@ -340,7 +349,7 @@ class Publishing:
     # -- what people see
 
     def _progress(self, rate: float) -> str:
-        text = f'{self.confirmed:,} confirmed, {rate:,.0f}/s, {self._in_flight:,} in flight'
+        text = f'{self.confirmed:,} confirmed, {rate:,.0f}/s, {len(self._in_flight):,} in flight'
         return text + (f', {self.failed:,} failed' if self.failed else '')
 
     def report(self) -> None:
