@@ -208,6 +208,19 @@ def test_interruption_keeps_lines_without_a_confirm(tmp_path: Path) -> None:
     assert kept.read_text() == 'one\n'
 
 
+def test_reader_of_the_result_has_gone() -> None:
+    """The exit code tells the result as well."""
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        with started('publish', 'orders', RBFLY_URI=broker.uri) as process:
+            process.stdout.close()
+            process.stdin.write(b'\xff\n')
+            process.stdin.close()
+            assert process.wait(60) == 3
+            (line,) = process.stderr.read().decode().splitlines()
+    assert line.startswith('rbfly publish: line 1: not UTF-8')
+
+
 class FullPublisher:
     """Takes no line.
 

@@ -367,4 +367,5 @@ class Publishing:
             text += '; the lines after them were not read'
         elif self.interrupted:
             text += '; interrupted'
-        print(text, flush=True)
+        with suppress(BrokenPipeError):  # the exit code tells it as well
+            print(text, flush=True)
