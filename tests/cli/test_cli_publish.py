@@ -221,6 +221,18 @@ def test_reader_of_the_result_has_gone() -> None:
     assert line.startswith('rbfly publish: line 1: not UTF-8')
 
 
+def test_file_for_failed_lines_is_full(broker: RabbitMQ, stream: str) -> None:
+    """The command stops, and tells what is confirmed."""
+    lines = b'one\n\xff\ntwo\n'
+    options = ('--failed', '/dev/full')
+    done = rbfly('publish', stream, *options, stdin=lines, RBFLY_URI=broker.uri)
+    assert done.returncode == 3
+    text = '1 of 3 lines confirmed, 2 failed; the lines after them were not read\n'
+    assert done.stdout == text
+    *_, last = done.stderr.splitlines()
+    assert last == 'rbfly publish: cannot write /dev/full: No space left on device'
+
+
 class FullPublisher:
     """Takes no line.
 

@@ -158,7 +158,7 @@ def open_failed(path: Path | None) -> Iterator[IO[bytes] | None]:
     if path is None:
         yield None
         return
-    with path.open('wb') as file:
+    with path.open('wb', buffering=0) as file:  # so that no line is left to write
         yield file
 
 
@@ -343,8 +343,16 @@ class Publishing:
     def _keep(self, line: bytes) -> None:
         """Count a line that is not confirmed, and write it to the file."""
         self.failed += 1
-        if self._file is not None:
-            self._file.write(line + b'\n')
+        if self._file is None:
+            return
+        data = line + b'\n'
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as ex:
+            self._file = None
+            text = f'cannot write {self._job.failed}: {ex.strerror}'
+            self._give_up(click.ClickException(text))
 
     # -- what people see
 
@@ -361,7 +369,7 @@ class Publishing:
             text = f'{self.confirmed:,} {lines} confirmed'
         else:
             text = f'{self.confirmed:,} of {self._read:,} {lines} confirmed'
-            kept = '' if self._job.failed is None else f', kept in {self._job.failed}'
+            kept = '' if self._file is None else f', kept in {self._job.failed}'
             text += f', {self.failed:,} failed{kept}'
         if self.error is not None and self._file is None:
             text += '; the lines after them were not read'
