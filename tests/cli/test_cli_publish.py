@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from collections.abc import AsyncIterator
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -283,6 +284,43 @@ def test_second_interruption_keeps_lines(tmp_path: Path, number: signal.Signals)
     assert all(line.startswith('[rbfly publish] ') for line in errors.decode().splitlines())
     assert process.returncode == 128 + number
     assert kept.read_text() == 'one\ntwo\n'
+
+
+class TimedPublisher:
+    """Confirms each line at once.
+
+    :ivar times: when it took each line.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    async def submit(self, body: object) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        self.times.append(loop.time())
+        confirmed = loop.create_future()
+        confirmed.set_result(None)
+        return confirmed
+
+    async def close(self) -> None:
+        """It has nothing in flight."""
+
+
+@pytest.mark.own_clock
+async def test_rate_after_a_pause() -> None:
+    """Lines that come after a pause of the input do not make up for it."""
+
+    async def lines() -> AsyncIterator[list[bytes]]:
+        yield [b'first']
+        await asyncio.sleep(1000)
+        yield [b'line'] * 10
+
+    publishing, publisher = Publishing(job_of(Path('-'), rate=2), None), TimedPublisher()
+    publishing._lines = cast(Any, lines())
+    await publishing.send_all(cast(Any, publisher))
+    assert publishing.confirmed == 11
+    _, first, *_, last = publisher.times
+    assert last - first > 4  # nine lines, two per second
 
 
 def test_progress_in_a_terminal(broker: RabbitMQ, stream: str) -> None:

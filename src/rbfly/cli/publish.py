@@ -37,6 +37,7 @@ from .sub_entries import check_sub_entries, sub_entry_options
 
 IN_FLIGHT_MAX = 64 * 1024 * 1024  # bytes of lines that are not confirmed
 SHOWN = 10  # failures that are described; the others are counted
+LATE = 0.1  # seconds that lines make up for, with a rate: timers are late
 RECONNECT_TIMEOUT = 60.0  # seconds
 CLOSE_TIMEOUT = 5.0  # seconds to wait for confirms after Ctrl-C
 # Errors of one message, after which the next one can be published.
@@ -247,7 +248,7 @@ class Publishing:
         self._bytes = 0  # of these lines
         self._room = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
+        self._due = self._loop.time()  # when the next line may be sent, with a rate
         self.progress: Progress = Progress(job.quiet, lambda: self.confirmed, self._progress)
 
     async def send_all(self, publisher: BasePublisher) -> None:
@@ -295,7 +296,9 @@ class Publishing:
                 self._bytes += len(line)
                 confirmation.add_done_callback(partial(self._on_done, self._read))
                 if rate is not None:
-                    await asyncio.sleep(max(0, self._start + self._read / rate - self._loop.time()))
+                    now = self._loop.time()
+                    self._due = max(self._due, now - LATE) + 1 / rate
+                    await asyncio.sleep(max(0, self._due - now))
                 while self._bytes > IN_FLIGHT_MAX:
                     await self._wait()
             if self.error is not None and self._file is None:
