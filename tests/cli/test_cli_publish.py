@@ -68,6 +68,13 @@ def test_json(broker: RabbitMQ, stream: str) -> None:
     assert bodies(broker.uri, stream) == values
 
 
+def test_numbers_of_lines(broker: RabbitMQ, stream: str) -> None:
+    """They count blank lines, which are no messages."""
+    done = rbfly('publish', stream, '-F', 'json', stdin='\n\n{"id": \n', RBFLY_URI=broker.uri)
+    assert done.stderr.startswith('rbfly publish: line 3: not JSON: ')
+    assert done.stdout == '0 of 1 line confirmed, 1 failed\n'
+
+
 def test_bytes(broker: RabbitMQ, stream: str) -> None:
     lines = [b'\xff\x00', b'ends with \r']
     done = rbfly('publish', stream, '-F', 'bytes', stdin=b'\n'.join(lines), RBFLY_URI=broker.uri)

@@ -243,7 +243,8 @@ class Publishing:
         self._file = file
         self._lines = Lines(job.files)
         self._parse = parser(job)
-        self._read = 0
+        self._number = 0  # of the last line
+        self._read = 0  # lines that are messages
         self._in_flight: dict[int, bytes] = {}  # lines by number
         self._bytes = 0  # of these lines
         self._room = asyncio.Event()
@@ -273,17 +274,17 @@ class Publishing:
         is_json, rate = self._job.format == 'json', self._job.rate
         async for lines in self._lines:
             for line in lines:
+                self._number += 1
+                if is_json and not line.strip():
+                    continue
                 self._read += 1
                 if self.error is not None:
                     self._keep(line)
                     continue
-                if is_json and not line.strip():
-                    self._read -= 1
-                    continue
                 try:
                     confirmation = await publisher.submit(self._parse(line))
                 except (*OF_MESSAGE, ValueError) as ex:
-                    self._fail(self._read, line, ex)
+                    self._fail(self._number, line, ex)
                     continue
                 except asyncio.CancelledError:  # while it waited for capacity
                     self._keep(line)
@@ -292,9 +293,9 @@ class Publishing:
                     self._give_up(ex)
                     self._keep(line)
                     continue
-                self._in_flight[self._read] = line
+                self._in_flight[self._number] = line
                 self._bytes += len(line)
-                confirmation.add_done_callback(partial(self._on_done, self._read))
+                confirmation.add_done_callback(partial(self._on_done, self._number))
                 if rate is not None:
                     now = self._loop.time()
                     self._due = max(self._due, now - LATE) + 1 / rate
