@@ -123,6 +123,24 @@ def test_to_another_broker(broker: RabbitMQ, stream: str, tmp_path: Path) -> Non
         assert other.messages('copy') == ['a', 'b', 'c']
 
 
+def test_profile_counts_more_than_the_environment(tmp_path: Path) -> None:
+    config = tmp_path / 'config.toml'
+    with StreamBroker() as first, StreamBroker() as second, StreamBroker() as other:
+        config.write_text(f'[profiles.backup]\nuri = "{second.uri}"\n')
+        first.create_stream('orders')
+        first.publish('orders', b'a')
+        for broker in (second, other):
+            broker.create_stream('copy')
+        done = rbfly(
+            *('copy', 'orders', 'copy', '--to-profile', 'backup'),
+            RBFLY_URI=first.uri,
+            RBFLY_TO_URI=other.uri,
+            RBFLY_CONFIG=str(config),
+        )
+        assert done.stdout == '1 message copied\n'
+        assert (len(second.messages('copy')), other.messages('copy')) == (1, [])
+
+
 def test_follow_until_interrupted(broker: RabbitMQ, stream: str, to: str) -> None:
     publish(broker.uri, stream, 'a')
     with started('copy', stream, to, '--follow', RBFLY_URI=broker.uri) as process:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPDecoderError
@@ -92,6 +93,9 @@ def command(to_uris: tuple[str, ...], to_profile: str | None, **options: Any) ->
         text = 'sub-entries have no filter values: use either --filter or --sub-entries'
         raise click.UsageError(text)
     first = target()
+    source = click.get_current_context().get_parameter_source('to_uris')
+    if to_profile and source is ParameterSource.ENVIRONMENT:  # counts less than the command line
+        to_uris = ()
     second = other_target(first, to_uris, to_profile)
     if first == second and job.source == job.target:
         raise click.UsageError(f'{job.source!r} cannot be copied to itself')
