@@ -215,6 +215,15 @@ def test_wrong_options(broker: RabbitMQ, text: str, args: tuple[str, ...]) -> No
     assert text in done.stderr
 
 
+def test_offset_that_differs_by_partition() -> None:
+    with StreamBroker() as broker:
+        for name in ('orders', 'archive'):
+            broker.create_super_stream(name, partitions=2)
+        done = rbfly('copy', 'orders', 'archive', '-o', '+1', RBFLY_URI=broker.uri)
+    assert done.returncode == 2
+    assert "'orders' is a super stream: +1 differs by partition" in done.stderr
+
+
 def test_missing_streams(broker: RabbitMQ, stream: str) -> None:
     missing = f'missing-{uuid4()}'
     for names in ((missing, stream), (stream, missing)):

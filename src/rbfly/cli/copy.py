@@ -63,7 +63,7 @@ class Copy:
     default='start',
     show_default=True,
     metavar='WHERE',
-    help='Where to start at the first time, as in `rbfly tail`.',
+    help='Where to start at the first time, as in `rbfly tail`; in a super stream not +N.',
 )
 @click.option('-f', '--follow', is_flag=True, help='Wait for more messages at the end.')
 @click.option(
@@ -114,7 +114,10 @@ async def copy(first: Target, second: Target, job: Copy) -> None:
     async with first.client(**options) as reader, second.client(**options) as writer:
         source = await end_of(reader, job.source)
         to = await end_of(writer, job.target)
-        start = await job.offset.offset(reader, await first_stream(source))
+        if isinstance(source, SuperStream) and job.offset.kind == 'after':
+            text = f'{job.source!r} is a super stream: +{job.offset.value} differs by partition'
+            raise click.UsageError(text)
+        start = await job.offset.offset(reader, job.source)
         try:
             with line.shown():
                 await pipe(
@@ -142,11 +145,6 @@ async def end_of(client: StreamsClient, name: str) -> Stream | SuperStream:
     if await partitions_of(client, name) is None:
         return Stream(client, name)
     return client.super_stream(name)
-
-
-async def first_stream(end: Stream | SuperStream) -> str:
-    """Return the stream in which an offset such as `+2` is looked up."""
-    return (await end.partitions())[0] if isinstance(end, SuperStream) else end.name
 
 
 def extract(field: str) -> Any:
