@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from brokers import RabbitMQ
+from rbfly.cli.formats import text_of
 from rbfly.cli.publish import Job, Publishing
 from rbfly.testing import StreamBroker
 from tests.command_line import (
@@ -390,6 +391,18 @@ def test_filter_value(broker: RabbitMQ, stream: str) -> None:
         assert done.returncode == 0
     done = rbfly('tail', stream, '--filter', 'apac', RBFLY_URI=broker.uri)
     assert done.stdout == '{"region": "apac"}\n'
+
+
+@pytest.mark.parametrize('value', ['true', '1.5', '["ä"]', '{"b": 1, "a": 2}'])
+def test_filter_value_that_is_no_string(broker: RabbitMQ, stream: str, value: str) -> None:
+    """`tail` and `copy` find the value that `publish` has set."""
+    line = f'{{"field": {value}}}'
+    options = ('--format', 'json', '--filter-field', 'field')
+    assert rbfly('publish', stream, *options, stdin=line, RBFLY_URI=broker.uri).returncode == 0
+    wanted = text_of(json.loads(value))
+    options = ('--filter', wanted, '--filter-field', 'field')
+    done = rbfly('tail', stream, *options, RBFLY_URI=broker.uri)
+    assert done.stdout == line + '\n'
 
 
 def test_missing_stream(broker: RabbitMQ) -> None:

@@ -65,7 +65,7 @@ def plain(value: Any) -> Any:
         case float():
             return value if value - value == 0 else str(value)  # JSON has no infinity
         case Mapping():
-            return {key_text(key): plain(item) for key, item in value.items()}
+            return {text_of(key): plain(item) for key, item in value.items()}
         case list() | tuple():
             return [plain(item) for item in value]
         case Symbol():
@@ -79,9 +79,10 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def key_text(key: object) -> str:
-    found = plain(key)
-    return found if isinstance(found, str) else json.dumps(found)
+def text_of(value: object) -> str:
+    """Return a key, or a filter value, as a string: as JSON if it is no text."""
+    found = plain(value)
+    return found if isinstance(found, str) else json.dumps(found, sort_keys=True)
 
 
 def iso(when: datetime) -> str:

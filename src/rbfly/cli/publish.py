@@ -29,6 +29,7 @@ from rbfly.streams import (
 )
 
 from .connection import ConnectedCommand, Target, target
+from .formats import text_of
 from .lines import Lines
 from .partitions import partitions_of
 from .progress import Progress
@@ -172,7 +173,7 @@ async def open_publisher(client: StreamsClient, job: Job) -> Any:
     }
     if job.filter_field is not None:
         field = job.filter_field
-        options['filter_extract'] = lambda message: text_of(message.body, field)
+        options['filter_extract'] = lambda message: field_of(message.body, field)
     if await partitions_of(client, job.stream) is None:
         if job.key is not None:
             raise click.UsageError(f'{job.stream!r} is no super stream: omit --key')
@@ -186,16 +187,14 @@ async def open_publisher(client: StreamsClient, job: Job) -> Any:
     else:
         key = job.key
         by = by_hash if job.route == 'hash' else by_key
-        route = by(lambda body: text_of(body, key) or '')  # the parser checks that it has one
+        route = by(lambda body: field_of(body, key) or '')  # the parser checks that it has one
     return client.super_stream(job.stream).publisher(route=route, **options)
 
 
-def text_of(body: Any, field: str) -> str | None:
+def field_of(body: Any, field: str) -> str | None:
     """Return a field of a body as a string; None if there is none."""
     value = body.get(field) if isinstance(body, dict) else None
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, sort_keys=True)
+    return None if value is None else text_of(value)
 
 
 def parser(job: Job) -> Callable[[bytes], Any]:
@@ -216,7 +215,7 @@ def parser(job: Job) -> Callable[[bytes], Any]:
             raise ValueError(f'not UTF-8 at byte {ex.start}') from ex
         except RecursionError as ex:
             raise ValueError('not JSON: nested too deeply') from ex
-        if job.key is not None and text_of(body, job.key) is None:
+        if job.key is not None and field_of(body, job.key) is None:
             raise ValueError(f'it has no field {job.key!r}')
         return body
 

@@ -19,7 +19,7 @@ from rbfly.streams import (
 )
 
 from .connection import ConnectedCommand, Target, target
-from .formats import Format, body_bytes, body_of, find_format
+from .formats import Format, body_bytes, body_of, find_format, text_of
 from .output import has_colors, is_terminal, when_reader_goes, write
 from .partitions import partitions_of
 from .places import Range, range_of
@@ -213,7 +213,7 @@ def field_of(message: Message, name: str) -> str | None:
             with suppress(ValueError):
                 body = json.loads(body)
         value = body.get(name) if isinstance(body, dict) else None
-    return None if value is None else str(value)
+    return None if value is None else text_of(value)
 
 
 class Shown:
