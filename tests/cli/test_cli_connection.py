@@ -1,12 +1,19 @@
 """Options that name a broker, profiles, and errors of connections."""
 
+import asyncio
 import ssl
 from pathlib import Path
 
+import click
 import pytest
 import trustme
 
 from brokers import RabbitMQ
+from rbfly.cli.connection import Target
+from rbfly.cli.lag import show_lag
+from rbfly.cli.places import range_of
+from rbfly.cli.tail import Wanted, tail
+from rbfly.error import StreamConnectionError
 from rbfly.testing import StreamBroker
 from tests.command_line import rbfly
 
@@ -137,6 +144,52 @@ def test_connections_are_named_after_the_command() -> None:
     with StreamBroker(on_event=events.append) as broker:
         rbfly('tail', 'orders', RBFLY_URI=broker.uri)
     assert any("'rbfly tail'" in event for event in events)
+
+
+@pytest.mark.own_clock
+async def test_command_ends_when_the_broker_has_gone() -> None:
+    with click.Context(click.Command('lag')):
+        async with StreamBroker() as broker:
+            broker.create_stream('orders')
+            async with Target(uris=(broker.uri,)).client() as client:
+                assert await client.stream_exists('orders')
+                broker.stop_node(0)
+                with pytest.raises(StreamConnectionError):
+                    async with asyncio.timeout(600):
+                        await client.lag('orders', 'billing')
+
+
+FOLLOWING = Wanted(
+    range=range_of('start'),
+    limit=None,
+    follow=True,
+    format='text',
+    values=(),
+    field=None,
+    unfiltered=False,
+    grep=None,
+)
+
+
+@pytest.mark.own_clock
+@pytest.mark.parametrize('name', ['tail --follow', 'lag --watch'])
+async def test_command_without_an_end_waits_for_the_broker(name: str) -> None:
+    with click.Context(click.Command(name)):
+        async with StreamBroker() as broker:
+            broker.create_stream('orders')
+            where = Target(uris=(broker.uri,))
+            if name == 'lag --watch':
+                running = asyncio.create_task(show_lag(where, 'orders', 'billing', True, 1.0))
+            else:
+                running = asyncio.create_task(tail(where, 'orders', FOLLOWING))
+            while not broker.connections:
+                await asyncio.sleep(1)
+                assert not running.done()
+            broker.stop_node(0)
+            await asyncio.sleep(600)
+            assert not running.done()
+            running.cancel()
+            await asyncio.wait([running])
 
 
 @pytest.fixture

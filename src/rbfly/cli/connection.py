@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URI = 'rabbitmq-stream://localhost'
 CONNECT_TIMEOUT = 10.0  # seconds; RabbitMQ 4.0 may accept no connection for 5
+RECONNECT_TIMEOUT = 60.0  # seconds
 META = 'rbfly.connection'  # where click keeps what the options say
 
 
@@ -144,6 +145,7 @@ class Target:
             'ssl': self.ssl,
             'load_balancer': self.load_balancer,
             'connect_timeout': self.connect_timeout,
+            'reconnect_timeout': RECONNECT_TIMEOUT,
             'connection_name': click.get_current_context().command_path,
         }
         return streams_client(self.uris, **(settings | options))

@@ -23,7 +23,6 @@ from .sub_entries import check_sub_entries, sub_entry_options
 from .tail import field_of
 from .values import parsed
 
-RECONNECT_TIMEOUT = 60.0  # seconds
 # Seconds.  RabbitMQ before 4.3.4 may choose no other process when one of several is killed.
 STRANDED_AFTER = 60.0
 
@@ -110,8 +109,7 @@ async def copy(first: Target, second: Target, job: Copy) -> None:
         lambda: progress.read,
         lambda rate: f'{progress.read:,} copied, {rate:,.0f}/s',
     )
-    options = {'reconnect_timeout': RECONNECT_TIMEOUT}
-    async with first.client(**options) as reader, second.client(**options) as writer:
+    async with first.client() as reader, second.client() as writer:
         source = await end_of(reader, job.source)
         to = await end_of(writer, job.target)
         if isinstance(source, SuperStream) and job.offset.kind == 'after':

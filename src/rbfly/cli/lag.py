@@ -53,7 +53,8 @@ async def show_lag(
     where: Target, stream: str, group: str, as_json: bool, interval: float | None
 ) -> None:
     """Print the lag of a group once, or at intervals."""
-    async with where.client() as client:
+    options = {} if interval is None else {'reconnect_timeout': None}
+    async with where.client(**options) as client:
         partitions = await partitions_of(client, stream) or (stream,)
 
         async def look() -> Rows:

@@ -203,7 +203,9 @@ class Perf:
         from .load import Load
 
         sys.setswitchinterval(SWITCH)
-        async with self._broker.client(close_timeout=CLOSE_TIMEOUT) as client:
+        async with self._broker.client(
+            reconnect_timeout=None, close_timeout=CLOSE_TIMEOUT
+        ) as client:
             try:
                 settings = await self._prepare(client)
                 load = Load(settings)

@@ -39,7 +39,6 @@ from .sub_entries import check_sub_entries, sub_entry_options
 IN_FLIGHT_MAX = 64 * 1024 * 1024  # bytes of lines that are not confirmed
 SHOWN = 10  # failures that are described; the others are counted
 LATE = 0.1  # seconds that lines make up for, with a rate: timers are late
-RECONNECT_TIMEOUT = 60.0  # seconds
 CLOSE_TIMEOUT = 5.0  # seconds to wait for confirms after Ctrl-C
 # Errors of one message, after which the next one can be published.
 OF_MESSAGE = (AMQPEncoderError, ArgumentError, MessageTooLarge, NoRouteError, PublishError)
@@ -138,7 +137,7 @@ def is_same(first: Path, second: Path) -> bool:
 
 async def publish(where: Target, job: Job) -> int:
     """Publish all lines; return the exit code."""
-    client = where.client(reconnect_timeout=RECONNECT_TIMEOUT, close_timeout=CLOSE_TIMEOUT)
+    client = where.client(close_timeout=CLOSE_TIMEOUT)
     async with client, await open_publisher(client, job) as publisher:
         with open_failed(job.failed) as failed:
             publishing = Publishing(job, failed)

@@ -146,7 +146,8 @@ def command(
 
 async def tail(where: Target, stream: str, wanted: Wanted) -> None:
     """Write the messages of a stream, or of a super stream, to stdout."""
-    async with where.client() as client:
+    options = {'reconnect_timeout': None} if wanted.follow else {}
+    async with where.client(**options) as client:
         partitions = await partitions_of(client, stream)
         write_format = find_format(
             wanted.format,
