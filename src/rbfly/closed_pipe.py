@@ -10,8 +10,8 @@ def discard_output() -> None:
 
 
 def flush_output() -> None:
-    """Flush the buffer of stdout; discard it if its reader has gone."""
+    """Flush the buffer of stdout; discard it if it cannot be written: whoever wrote it knows."""
     try:
         print(end='', flush=True)
-    except BrokenPipeError:
+    except OSError:
         discard_output()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rbfly as package
+from rbfly.testing import StreamBroker
 from tests.command_line import COMMAND, environment, rbfly
 from tests.examples import DISTRIBUTION
 
@@ -110,3 +111,15 @@ def test_stderr_is_closed() -> None:
     script = ['sh', '-c', 'exec "$@" 2>&-', 'sh', sys.executable, '-m', 'rbfly']
     done = rbfly('tail', command=script)
     assert (done.returncode, done.stdout) == (2, '')
+
+
+@pytest.mark.parametrize('args', ['--help', 'stream stats orders', 'publish orders'])
+def test_standard_output_is_full(args: str) -> None:
+    """There is one line, and no traceback."""
+    script = ['sh', '-c', 'exec "$@" >/dev/full', 'sh', *COMMAND]
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        done = rbfly(*args.split(), command=script, RBFLY_URI=broker.uri)
+    (line,) = done.stderr.splitlines()
+    assert line.endswith('[Errno 28] No space left on device')
+    assert done.returncode == 1
