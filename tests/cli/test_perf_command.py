@@ -186,13 +186,14 @@ def test_signal_ends_it_with_the_summary(
     assert memory.connections == 0
 
 
-def test_interrupted_before_its_time(memory: StreamBroker) -> None:
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_before_its_time(number: signal.Signals, memory: StreamBroker) -> None:
     with running(memory.uri, '--time', '100') as process:
         assert process.stdout is not None
         process.stdout.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert memory.streams == []
 
 

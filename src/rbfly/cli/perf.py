@@ -18,7 +18,7 @@ from ..error import RbFlyError
 from ..time_limits import time_limit
 from .connection import ConnectedCommand, Target, target
 from .output import is_terminal, print_json
-from .running import INTERRUPTED, describe, run
+from .running import describe, run
 from .values import parse_size, parsed
 
 if TYPE_CHECKING:
@@ -221,7 +221,9 @@ class Perf:
         if load.left:
             raise click.ClickException(f'the broker has not confirmed {load.left:,} messages')
         is_limited = any((settings.time, settings.pmessages, settings.cmessages))
-        return INTERRUPTED if interrupted and is_limited else 0
+        if interrupted and is_limited:
+            raise asyncio.CancelledError
+        return 0
 
     async def _prepare(self, client: StreamsClient) -> LoadSettings:
         """Create the streams, or find out whether those that exist are super streams."""
