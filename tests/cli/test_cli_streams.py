@@ -121,6 +121,7 @@ def test_super_stream_stats(broker: RabbitMQ) -> None:
 MISTAKES = {
     'stream create orders --max-age 7': "'7' is no time: write 90s, 12h, 7d or 1d12h",
     'stream create orders --max-length-bytes 20G': "'20G' is no size",
+    'stream create orders --max-age 9999999999d': "'9999999999d' is too large",
     'stream create orders --argument x': "'x' is not NAME=VALUE",
     'super-stream create orders': 'pass either --partitions or --binding-keys',
 }

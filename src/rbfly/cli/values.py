@@ -60,5 +60,7 @@ def parsed(parse: Callable[[str], object]) -> Callable[[click.Context, click.Par
             return parse(value)
         except ValueError as ex:
             raise click.BadParameter(str(ex), ctx, param) from ex
+        except OverflowError as ex:
+            raise click.BadParameter(f'{value!r} is too large', ctx, param) from ex
 
     return callback
