@@ -123,6 +123,11 @@ MISTAKES = {
     'stream create orders --max-length-bytes 20G': "'20G' is no size",
     'stream create orders --max-age 9999999999d': "'9999999999d' is too large",
     'stream create orders --argument x': "'x' is not NAME=VALUE",
+    'lag orders billing --interval nan': "'nan' is not a number",
+    'publish orders --rate nan': "'nan' is not a number",
+    'perf --time nan': "'nan' is not a number",
+    'doctor orders --watch nan': "'nan' is not a number",
+    'tail orders --connect-timeout nan': "'nan' is not a number",
     'super-stream create orders': 'pass either --partitions or --binding-keys',
 }
 

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from .profiles import find_profile
+from .values import Number
 
 if TYPE_CHECKING:
     import ssl
@@ -92,7 +93,7 @@ def connection_options(*, of_group: bool) -> list[click.Option]:
         ),
         option(
             '--connect-timeout',
-            type=click.FloatRange(min=0, min_open=True),
+            type=Number(min=0, min_open=True),
             metavar='SECONDS',
             help=f'Give up connecting after this time (default: {CONNECT_TIMEOUT:g}).',
         ),

@@ -12,6 +12,7 @@ import click
 from .connection import ConnectedCommand, target
 from .output import has_colors, is_terminal, print_json
 from .running import FAILED, run
+from .values import Number
 
 if TYPE_CHECKING:
     from .reachability import Finding
@@ -27,7 +28,7 @@ COLORS = {'ok': 'green', 'warning': 'yellow', 'failed': 'red'}
 @click.option('--filter', 'value', metavar='VALUE', help='A filter value that messages have.')
 @click.option(
     '--watch',
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar='SECONDS',
     help='How long to look whether offsets move, at most (default: 2, with a group 7).',
 )

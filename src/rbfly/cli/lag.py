@@ -15,6 +15,7 @@ from .connection import ConnectedCommand, Target, target
 from .output import has_colors, is_terminal, print_json, print_table, table_lines
 from .partitions import partitions_of
 from .running import run
+from .values import Number
 
 if TYPE_CHECKING:
     from rbfly.streams import StreamsClient
@@ -33,7 +34,7 @@ Rows = list[dict[str, Any]]
 @click.option('-w', '--watch', is_flag=True, help='Show it again and again, until Ctrl-C.')
 @click.option(
     '--interval',
-    type=click.FloatRange(min=0.1),
+    type=Number(min=0.1),
     default=INTERVAL,
     show_default=True,
     metavar='SECONDS',

@@ -19,7 +19,7 @@ from ..time_limits import time_limit
 from .connection import ConnectedCommand, Target, target
 from .output import is_terminal, print_json
 from .running import describe, run
-from .values import parse_size, parsed
+from .values import Number, parse_size, parsed
 
 if TYPE_CHECKING:
     from rbfly.streams import Offset, StreamsClient
@@ -83,7 +83,7 @@ N: dict[str, Any] = {'metavar': 'N', 'show_default': True}
 @click.option(
     '-z',
     '--time',
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar='SECONDS',
     help='Seconds to run. Default: until Ctrl-C.',
 )

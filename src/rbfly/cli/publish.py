@@ -35,6 +35,7 @@ from .partitions import partitions_of
 from .progress import Progress
 from .running import FAILED, PARTIAL, describe, run, show
 from .sub_entries import check_sub_entries, sub_entry_options
+from .values import Number
 
 IN_FLIGHT_MAX = 64 * 1024 * 1024  # bytes of lines that are not confirmed
 SHOWN = 10  # failures that are described; the others are counted
@@ -101,7 +102,7 @@ class Job:
 )
 @click.option(
     '--rate',
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar='NUMBER',
     help='Lines per second at most.',
 )

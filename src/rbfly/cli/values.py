@@ -16,6 +16,16 @@ PART = re.compile(r'(\d+(?:\.\d+)?)(ms|[smhdw])')
 SIZE = re.compile(r'(\d+(?:\.\d+)?) *(?:([kmgt]?)(i?)b)?', re.IGNORECASE)
 
 
+class Number(click.FloatRange):
+    """A number in a range, which NaN is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f'{value!r} is not a number', param, ctx)
+        return found
+
+
 def parse_duration(text: str) -> float | None:
     """Return the seconds of a duration such as 90s or 1h30m; None if it is none."""
     if not DURATION.fullmatch(text):
