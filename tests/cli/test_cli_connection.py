@@ -115,6 +115,12 @@ def test_mistake_in_a_profile(text: str, reason: str, tmp_path: Path) -> None:
     assert str(path) in found
 
 
+def test_file_of_the_environment_is_missing(tmp_path: Path) -> None:
+    """The command does not connect to localhost instead."""
+    path = tmp_path / 'config.toml'
+    assert stats(RBFLY_CONFIG=str(path)).startswith(f'rbfly: cannot read {path}: ')
+
+
 def test_error_of_a_connection_is_one_line() -> None:
     line = stats('--uri', GONE, *SHORT)
     assert line.startswith(NOWHERE)

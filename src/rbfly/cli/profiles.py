@@ -44,9 +44,9 @@ def read_profiles() -> tuple[dict[str, dict[str, Any]], str | None]:
     try:
         with path.open('rb') as file:
             content = tomllib.load(file)
-    except FileNotFoundError:
-        return {}, None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as ex:
+        if isinstance(ex, FileNotFoundError) and not os.environ.get('RBFLY_CONFIG'):
+            return {}, None
         raise click.ClickException(f'cannot read {path}: {ex}') from ex
     default = content.pop('default', None)
     profiles = content.pop('profiles', {})
