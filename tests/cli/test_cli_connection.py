@@ -93,6 +93,13 @@ def test_files_of_a_profile_are_relative_to_it(profiles: Path) -> None:
     )
 
 
+def test_user_in_a_path_of_a_profile_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / 'config.toml'
+    path.write_text('default = "here"\n[profiles.here]\ntls-ca = "~no-such-user/ca.pem"\n')
+    line = stats(RBFLY_CONFIG=str(path))
+    assert line.startswith(f'rbfly: cannot read {tmp_path}/~no-such-user/ca.pem: ')
+
+
 MISTAKES = {
     '': "has no profile 'here'; it has: none",
     'default = 1': '`default` in ',

@@ -86,6 +86,6 @@ def find_profile(name: str | None) -> dict[str, Any]:
             kinds = ' or '.join(kind.__name__ for kind in KEYS[key])
             raise click.ClickException(f'{key!r} of profile {name!r} in {path} must be {kinds}')
     return {
-        key: str(path.parent / Path(value).expanduser()) if key in PATHS else value
+        key: str(path.parent / os.path.expanduser(value)) if key in PATHS else value
         for key, value in profile.items()
     }
