@@ -86,7 +86,7 @@ def test_stats_of_a_missing_stream(broker: RabbitMQ, stream: str) -> None:
 def test_super_stream_is_created_and_deleted(broker: RabbitMQ) -> None:
     name = f'test-{uuid4()}'
     create = ('super-stream', 'create', name)
-    done = rbfly(*create, '--binding-keys', 'emea,apac', RBFLY_URI=broker.uri)
+    done = rbfly(*create, '--binding-keys', 'emea, apac', RBFLY_URI=broker.uri)
     assert (done.returncode, done.stderr) == (0, '')
     done = rbfly('super-stream', 'partitions', name, RBFLY_URI=broker.uri)
     assert done.stdout.splitlines() == [f'{name}-emea', f'{name}-apac']
@@ -128,6 +128,7 @@ MISTAKES = {
     'perf --time nan': "'nan' is not a number",
     'doctor orders --watch nan': "'nan' is not a number",
     'tail orders --connect-timeout nan': "'nan' is not a number",
+    'super-stream create orders --binding-keys a,': '--binding-keys has an empty key',
     'super-stream create orders': 'pass either --partitions or --binding-keys',
 }
 

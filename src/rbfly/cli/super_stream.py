@@ -39,7 +39,9 @@ def create(
     """
     if (partitions is None) == (binding_keys is None):
         raise click.UsageError('pass either --partitions or --binding-keys')
-    keys = None if binding_keys is None else binding_keys.split(',')
+    keys = None if binding_keys is None else [key.strip() for key in binding_keys.split(',')]
+    if keys is not None and not all(keys):
+        raise click.UsageError('--binding-keys has an empty key')
 
     async def main(where: Target) -> None:
         async with where.client() as client:
