@@ -430,11 +430,14 @@ def test_standard_input_is_not_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == 'kept\n'
 
 
-def test_file_that_cannot_be_read(broker: RabbitMQ, stream: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize('options', [(), ('--failed', '/dev/null')], ids=['', '--failed'])
+def test_file_that_cannot_be_read(
+    broker: RabbitMQ, stream: str, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     """The lines before it are confirmed."""
     path = tmp_path / 'lines'
     path.write_text('1\n2\n')
-    done = rbfly('publish', stream, path, '/proc/self/mem', RBFLY_URI=broker.uri)
+    done = rbfly('publish', stream, path, '/proc/self/mem', *options, RBFLY_URI=broker.uri)
     assert done.returncode == 3
     assert done.stdout == '2 lines confirmed; the lines after them were not read\n'
     assert done.stderr.startswith('rbfly publish: cannot read /proc/self/mem: ')

@@ -374,7 +374,7 @@ class Publishing:
             text = f'{self.confirmed:,} of {self._read:,} {lines} confirmed'
             kept = '' if self._file is None else f', kept in {self._job.failed}'
             text += f', {self.failed:,} failed{kept}'
-        if self.error is not None and self._file is None:
+        if isinstance(self.error, click.ClickException) or (self.error and self._file is None):
             text += '; the lines after them were not read'
         elif self.interrupted:
             text += '; interrupted'
