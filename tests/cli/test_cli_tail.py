@@ -12,6 +12,7 @@ import pytest
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.streams import Message
+from rbfly.testing import StreamBroker
 from tests.command_line import in_terminal, publish, rbfly, started, super_stream
 
 JUNK = b'\x00\x01junk'
@@ -302,3 +303,17 @@ def test_mistake(options: str, reason: str) -> None:
     assert reason in line
     assert line.endswith('(see `rbfly tail --help`)')
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ('regex', 'expected'),
+    [('(?i)^ŻÓŁW', 'żółw\n'), ('^....$', 'żółw\n'), ('\udcff', '\udcff\n')],
+    ids=['case', 'length', 'byte'],
+)
+def test_regular_expression_of_characters(regex: str, expected: str) -> None:
+    """Bodies are UTF-8; any other byte matches itself."""
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        broker.publish('orders', 'żółw', b'\xff', 'two words')
+        done = rbfly('tail', 'orders', '-o', 'start', '--grep', regex, RBFLY_URI=broker.uri)
+    assert (done.stdout, done.stderr) == (expected, '')

@@ -37,6 +37,11 @@ def body_bytes(message: Message) -> bytes:
     return to_json(body)
 
 
+def body_text(message: Message) -> str:
+    """Return the body as text; bytes that are not UTF-8 as in arguments of the command."""
+    return body_bytes(message).decode(errors='surrogateescape')
+
+
 def body_of(message: Message) -> Any:
     """Return the body; the bytes of a message that is not AMQP 1.0."""
     if message.decode_error is not None:

@@ -19,7 +19,7 @@ from rbfly.streams import (
 )
 
 from .connection import ConnectedCommand, Target, target
-from .formats import Format, body_bytes, body_of, find_format, text_of
+from .formats import Format, body_of, body_text, find_format, text_of
 from .output import has_colors, is_terminal, when_reader_goes, write
 from .partitions import partitions_of
 from .places import Range, range_of
@@ -45,7 +45,7 @@ class Wanted:
     values: tuple[str, ...]
     field: str | None
     unfiltered: bool
-    grep: re.Pattern[bytes] | None
+    grep: re.Pattern[str] | None
 
 
 def format_of(text: str) -> str:
@@ -53,9 +53,9 @@ def format_of(text: str) -> str:
     return text
 
 
-def regex_of(text: str) -> re.Pattern[bytes]:
+def regex_of(text: str) -> re.Pattern[str]:
     try:
-        return re.compile(text.encode())
+        return re.compile(text)
     except re.error as ex:
         raise ValueError(f'{text!r}: {ex}') from ex
 
@@ -116,7 +116,7 @@ def command(
     values: tuple[str, ...],
     filter_field: str | None,
     match_unfiltered: bool,
-    grep: re.Pattern[bytes] | None,
+    grep: re.Pattern[str] | None,
 ) -> None:
     r"""Show the messages of a stream or a super stream.
 
@@ -240,7 +240,7 @@ class Shown:
                 if self._stop is not None and message.stream_offset >= self._stop:
                     is_end = self._is_stream
                     break
-                if self._grep is not None and not self._grep.search(body_bytes(message)):
+                if self._grep is not None and not self._grep.search(body_text(message)):
                     continue
                 parts.append(self._format(message))
                 self._undecoded += message.decode_error is not None
