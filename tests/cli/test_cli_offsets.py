@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 
 from brokers import RabbitMQ
+from rbfly.testing import StreamBroker
 from tests.command_line import in_terminal, publish, rbfly, started, super_stream
 
 
@@ -84,6 +85,18 @@ def test_lag_of_partitions_has_a_total(broker: RabbitMQ) -> None:
         (partitions[1], '3'),
         ('total', '6'),
     ]
+
+
+def test_total_of_a_lag_that_is_unknown() -> None:
+    """It is not the lag of the other partitions."""
+    with StreamBroker() as broker:
+        broker.create_super_stream('orders', partitions=2)
+        for partition in ('orders-0', 'orders-1'):
+            broker.publish(partition, 'x')
+        rbfly('offset', 'set', 'orders-0', 'billing', '0', RBFLY_URI=broker.uri)
+        done = rbfly('lag', 'orders', 'billing', RBFLY_URI=broker.uri)
+    lags = [line.split()[-1] for line in done.stdout.splitlines()]
+    assert lags == ['LAG', '0', '-', '-']
 
 
 def test_watch_in_a_pipe(broker: RabbitMQ, stream: str) -> None:

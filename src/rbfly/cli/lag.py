@@ -98,11 +98,11 @@ async def lag_of(client: StreamsClient, partitions: Sequence[str], group: str) -
 
 
 def with_total(rows: Rows) -> Rows:
-    """Add the sum of several partitions."""
-    known = [row['lag'] for row in rows if row['lag'] is not None]
+    """Add the sum of several partitions, None if it is unknown."""
     if len(rows) == 1:
         return rows
-    return [*rows, {'stream': 'total', 'lag': sum(known) if known else None}]
+    lags = [row['lag'] for row in rows]
+    return [*rows, {'stream': 'total', 'lag': None if None in lags else sum(lags)}]
 
 
 def draw(rows: Rows, height: int) -> int:
