@@ -133,3 +133,14 @@ def test_mistake(place: str, reason: str) -> None:
     done = rbfly('offset', 'reset', 'orders', 'billing', '--to', place)
     assert done.returncode == 2
     assert reason in done.stderr
+
+
+def test_reference_with_control_characters() -> None:
+    """They are escaped, as in messages."""
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        reference = 'red\x1b[31m\nline'
+        rbfly('offset', 'set', 'orders', reference, '0', RBFLY_URI=broker.uri)
+        done = rbfly('stream', 'references', 'orders', RBFLY_URI=broker.uri)
+    _, row = done.stdout.splitlines()
+    assert row.split() == ['orders', r'red\x1b[31m\nline', '0']

@@ -13,6 +13,8 @@ from uuid import UUID
 
 from rbfly.streams import Message, Symbol
 
+from .output import escaped
+
 Format = Callable[[Message], bytes]
 
 NAMES = ('text', 'json', 'hex')
@@ -21,8 +23,6 @@ PROPERTIES = (
     'content_encoding', 'absolute_expiry_time', 'creation_time', 'group_id', 'group_sequence',
     'reply_to_group_id',
 )  # fmt: skip
-# A sequence of control characters could change what the terminal does.
-CONTROL = re.compile(r'[\x00-\x08\x0a-\x1f\x7f-\x9f]')
 DIRECTIVE = re.compile(r'%(.?)|\\(x[0-9a-fA-F]{2}|.?)', re.DOTALL)
 ESCAPES = {'n': '\n', 't': '\t', 'r': '\r', '0': '\0', '\\': '\\'}
 
@@ -126,7 +126,7 @@ def as_lines(message: Message, *, colors: bool, with_stream: bool) -> bytes:
     """Return one line for a terminal: the offset, the time, and the body without control
     characters."""
     text = body_bytes(message).decode(errors='backslashreplace')
-    text = CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    text = escaped(text)
     prefix = f'{message.stream_offset:>8}  {stored_at(message)}'
     if with_stream:
         prefix = f'{message.stream}  {prefix}'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 Row = Mapping[str, Any]
+
+CONTROL = re.compile(r'[\x00-\x08\x0a-\x1f\x7f-\x9f]')
 
 
 def is_terminal() -> bool:
@@ -64,7 +67,12 @@ def table_lines(rows: Sequence[Row], columns: Mapping[str, str]) -> list[str]:
 
 
 def cell(value: object) -> str:
-    return '-' if value is None else str(value)
+    return '-' if value is None else escaped(str(value))
+
+
+def escaped(text: str) -> str:
+    """Escape control characters, a sequence of which could change what the terminal does."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 @contextmanager
