@@ -242,6 +242,13 @@ def test_file_for_failed_lines_is_full(broker: RabbitMQ, stream: str) -> None:
     assert last == 'rbfly publish: cannot write /dev/full: No space left on device'
 
 
+def test_name_of_the_file_is_not_utf8(broker: RabbitMQ, stream: str, tmp_path: Path) -> None:
+    kept = tmp_path / '\udcff'
+    done = rbfly('publish', stream, '--failed', kept, stdin=b'\xff\n', RBFLY_URI=broker.uri)
+    assert done.stdout == f'0 of 1 line confirmed, 1 failed, kept in {kept}\n'
+    assert done.returncode == 3
+
+
 class FullPublisher:
     """Takes no line.
 

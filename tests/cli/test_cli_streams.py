@@ -8,6 +8,7 @@ import pytest
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
+from rbfly.testing import StreamBroker
 from tests.command_line import in_terminal, publish, rbfly, super_stream
 
 
@@ -159,3 +160,14 @@ def test_references_of_partitions(broker: RabbitMQ) -> None:
     assert json.loads(done.stdout) == [
         {'stream': partitions[1], 'reference': 'billing', 'stored': 7}
     ]
+
+
+@pytest.mark.parametrize('options', [(), ('--json',)], ids=['', '--json'])
+def test_output_is_utf8(options: tuple[str, ...]) -> None:
+    """As that of `tail`, whatever the locale or the code page says."""
+    with StreamBroker() as broker:
+        broker.create_super_stream('żółw', partitions=1)
+        args = ('super-stream', 'partitions', 'żółw', *options)
+        done = rbfly(*args, RBFLY_URI=broker.uri, PYTHONIOENCODING='latin-1')
+    assert (done.returncode, done.stderr) == (0, '')
+    assert 'żółw-0' in done.stdout

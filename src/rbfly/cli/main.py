@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 import click
 
@@ -47,6 +49,9 @@ def main(args: Sequence[str]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(group, {}, 'rbfly', COMPLETE, instruction)
+
+    if isinstance(sys.stdout, TextIOWrapper):  # not the encoding of a locale or a code page
+        sys.stdout.reconfigure(encoding='utf-8', errors='surrogateescape')
 
     def call() -> object:
         with group.make_context('rbfly', [*args]) as context:
