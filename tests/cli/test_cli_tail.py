@@ -5,6 +5,7 @@ import base64
 import json
 import signal
 from datetime import UTC, datetime
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -13,7 +14,7 @@ import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.streams import Message
 from rbfly.testing import StreamBroker
-from tests.command_line import in_terminal, publish, rbfly, started, super_stream
+from tests.command_line import COMMAND, in_terminal, publish, rbfly, started, super_stream
 
 JUNK = b'\x00\x01junk'
 
@@ -317,3 +318,18 @@ def test_regular_expression_of_characters(regex: str, expected: str) -> None:
         broker.publish('orders', 'żółw', b'\xff', 'two words')
         done = rbfly('tail', 'orders', '-o', 'start', '--grep', regex, RBFLY_URI=broker.uri)
     assert (done.stdout, done.stderr) == (expected, '')
+
+
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_part_of_a_message_is_written(unbuffered: str, tmp_path: Path) -> None:
+    """The file ends within it, as on a full disk: it is an error, also if Python has no buffer."""
+    path = tmp_path / 'messages'
+    script = ['sh', '-c', 'ulimit -f 1 && exec "$@" > "$0"', str(path), *COMMAND]
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        broker.publish('orders', 'x' * 5000)
+        options: dict[str, str] = {'RBFLY_URI': broker.uri, 'PYTHONUNBUFFERED': unbuffered}
+        done = rbfly('tail', 'orders', command=script, **options)
+    assert 0 < path.stat().st_size < 5000
+    assert done.stderr == 'rbfly: [Errno 27] File too large\n'
+    assert done.returncode == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 
 import click
 
@@ -50,8 +49,12 @@ def main(args: Sequence[str]) -> int:
 
         return shell_complete(group, {}, 'rbfly', COMPLETE, instruction)
 
-    if isinstance(sys.stdout, TextIOWrapper):  # not the encoding of a locale or a code page
-        sys.stdout.reconfigure(encoding='utf-8', errors='surrogateescape')
+    # Not in the encoding of a locale or a code page.  Without a buffer, as with PYTHONUNBUFFERED,
+    # Python would lose the rest of what can be written only in part.
+    original = sys.stdout  # which closes the descriptor when it is released
+    sys.stdout = open(  # noqa: SIM115 - until the process ends
+        original.fileno(), 'w', encoding='utf-8', errors='surrogateescape', closefd=False
+    )
 
     def call() -> object:
         with group.make_context('rbfly', [*args]) as context:
