@@ -20,7 +20,7 @@ import trustme
 
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
-from tests.command_line import environment
+from tests.command_line import environment, wait_until
 from tests.command_line import rbfly as run
 from tests.super_streams import super_stream_of
 
@@ -195,6 +195,18 @@ def test_interrupted_before_its_time(number: signal.Signals, memory: StreamBroke
         process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert memory.streams == []
+
+
+def test_reader_of_the_summary_has_gone(memory: StreamBroker, tmp_path: Path) -> None:
+    file = tmp_path / 'summary.json'
+    options = ('--json', '--summary-file', str(file))
+    with running(memory.uri, *options) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        wait_until(lambda: memory.published)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert json.loads(file.read_text())['confirmed'] > 0
 
 
 def test_reader_has_gone(memory: StreamBroker) -> None:

@@ -302,10 +302,10 @@ class Perf:
         from .report import summary
 
         found = summary(load)
-        if self._as_json:
-            print_json(found)
         if self._file is not None:
             print(json.dumps(found, indent=2, ensure_ascii=False), file=self._file)
+        if self._as_json:
+            print_json(found)
 
 
 def settings_of(options: dict[str, Any], *, own: bool) -> LoadSettings:
