@@ -1,5 +1,6 @@
 """The state of a publisher, and its table of transitions."""
 
+import asyncio
 from uuid import uuid4
 
 import pytest
@@ -49,3 +50,21 @@ async def test_a_dropped_publisher_leaves_its_name_at_once(
         await session.registration.wait_closed()
         await other.send('x')
     assert [*states, session.state] == [PublisherState.DROPPED, PublisherState.CLOSED]
+
+
+async def test_close_after_an_interrupted_close(
+    client: rbs.StreamsClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = await client.publisher(stream)
+    session = session_of(publisher)
+    begin = session._begin_close
+
+    def interrupted() -> None:
+        begin()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, '_begin_close', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        await publisher.close()
+    await asyncio.wait_for(publisher.close(), 10)
+    assert session.state is PublisherState.CLOSED

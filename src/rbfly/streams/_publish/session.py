@@ -509,8 +509,8 @@ class PublisherSession(Owner):
         if registration.life is Life.CLOSING:
             await registration.wait_closed()
             return
-        self._begin_close()
         if core.loop.is_closed():  # no call waits any more
+            self._begin_close()
             self.end()
             return
         errors = (
@@ -520,6 +520,7 @@ class PublisherSession(Owner):
         sent = unsent = 0
         cause: RbFlyError | None = None
         try:
+            self._begin_close()
             if core.error is None:
                 self.core.release()
             if core.window.awaited and core.error is None:
