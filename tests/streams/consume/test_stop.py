@@ -391,3 +391,20 @@ async def test_cancelled_end_of_an_iteration_closes_the_subscription() -> None:
             await messages.aclose()
             assert await anext(messages, None) is None
             await until(lambda: not stream.reader.live, 'the client has unsubscribed')
+
+
+async def test_close_after_an_interrupted_close(
+    client: rbs.StreamsClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = client.subscribe(stream)
+    session = session_of(messages)
+    begin = session.registration.begin_close
+
+    def interrupted() -> None:
+        begin()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.registration, 'begin_close', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        await messages.aclose()
+    await asyncio.wait_for(messages.aclose(), 10)

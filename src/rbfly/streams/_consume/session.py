@@ -591,10 +591,10 @@ class SubscriptionSession(Owner):
             if not self.is_revoking:  # `on_revoke` calls `close`, which waits for it
                 await registration.wait_closed()
             return
-        self._enter(SessionState.CLOSING)
-        registration.begin_close()
         errors: list[Exception] = []
         try:
+            self._enter(SessionState.CLOSING)
+            registration.begin_close()
             try:
                 await self._unsubscribe()
             except Exception as ex:
