@@ -719,6 +719,21 @@ def test_functions_of_the_program_cannot_call_the_client(memory: StreamBroker) -
         publisher.send(b'x')
 
 
+@pytest.mark.parametrize('kind', [SystemExit, KeyboardInterrupt])
+def test_function_that_exits(memory: StreamBroker, kind: type[BaseException]) -> None:
+    """The calling thread exits; the thread of the client goes on."""
+
+    async def leave(_: rbs.StreamsClient) -> None:
+        raise kind
+
+    client = rbfly.sync.streams_client(memory.uri)
+    with pytest.raises(kind):
+        client.run(leave)
+    assert client.ping() > 0
+    client.close()
+    assert threads() == []
+
+
 async def test_within_a_running_event_loop(memory: StreamBroker) -> None:
     """As any blocking call, it blocks the loop: a notebook runs its cells in one."""
     with rbfly.sync.streams_client(memory.uri) as client:

@@ -151,6 +151,7 @@ class RunningLoop:
         self.pid: int = os.getpid()
         self._calls: set[Call[Any]] = set()
         self._loop = loop_factory()
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name='rbfly.sync', daemon=True)
         self._thread.start()
 
@@ -175,7 +176,7 @@ class RunningLoop:
     def stop(self) -> None:
         """End the thread, and wait for that."""
         with suppress(RuntimeError):  # a signal handler has ended it
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._stop)
         self._thread.join()
 
     def stop_after(self, close: Callable[[], Awaitable[None]]) -> None:
@@ -185,15 +186,21 @@ class RunningLoop:
             try:
                 await close()
             finally:
-                self._loop.stop()
+                self._stop()
 
         Call(end).start(self._loop, self._calls)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._loop.stop()
 
     def _run(self) -> None:
         loop = self._loop
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._stopped:
+                with suppress(KeyboardInterrupt, SystemExit):  # a call has raised it to its caller
+                    loop.run_forever()
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
