@@ -31,6 +31,7 @@ from rbfly.error import (
     OffsetNotStored,
     PublisherError,
     RbFlyError,
+    StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionError,
 )
@@ -235,6 +236,21 @@ def test_failed_block_closes_the_publisher(client: rbfly.sync.StreamsClient, str
     with pytest.raises(ZeroDivisionError):
         work()
     assert read(client, stream) == [b'x']
+
+
+def test_confirms_after_the_client_was_closed(memory: StreamBroker) -> None:
+    with rbfly.sync.streams_client(memory.uri, close_timeout=0.01) as client:
+        publisher = client.publisher('orders')
+        stored = publisher.submit(b'a')
+        stored.result()
+        memory.withhold_confirms()
+        lost = publisher.submit(b'b')
+    stored.result()
+    with pytest.raises(StreamConnectionError, match='may still be stored'):
+        lost.result()
+    with pytest.raises(ArgumentError, match='timeout'):
+        stored.result(-1)
+    assert threads() == []
 
 
 def test_confirm_that_is_late(memory: StreamBroker) -> None:

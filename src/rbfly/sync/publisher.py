@@ -160,13 +160,17 @@ class Confirmation:
         :param timeout: seconds to wait; None for no limit.
         :raises TimeoutError: the time is up; the message may still be stored.
         """
-        self._thread.call(confirmed, self._confirmation, timeout)
+        if self._confirmation.get_loop().is_closed():  # the client was closed, which settled it
+            check_timeout('timeout', timeout)
+            self._confirmation.result()
+        else:
+            self._thread.call(confirmed, self._confirmation, timeout)
 
 
 async def confirmed(confirmation: AsyncConfirmation, timeout: float | None) -> None:
     """Wait for a confirm; neither the time nor an interrupt cancels the confirmation."""
     check_timeout('timeout', timeout)
-    if not (await asyncio.wait([confirmation], timeout=timeout))[0]:
+    if not (confirmation.done() or (await asyncio.wait([confirmation], timeout=timeout))[0]):
         error = ConfirmTimeout(
             f'the broker did not confirm the message within {timeout} s; it may still be stored'
         )
