@@ -627,6 +627,66 @@ def test_interrupt_as_soon_as_a_call_has_begun(
         publishing.join()
 
 
+def interrupt_after_calls(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Interrupt each call when its result has arrived; return what `Call.wait` was before."""
+    wait = Call.wait
+
+    def interrupt(call: Any) -> None:
+        wait(call)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Call, 'wait', interrupt)
+    return wait
+
+
+@pytest.mark.parametrize('way', ['for', 'messages', 'batches', 'fetch'])
+def test_interrupt_as_messages_arrive(
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The program receives them next, and does not commit them before."""
+    memory.publish('orders', 'a')
+    memory.publish('orders', 'b')
+    with (
+        rbfly.sync.streams_client(memory.uri) as client,
+        client.subscribe('orders', offset=FIRST, commit='manual', group='g') as orders,
+    ):
+
+        def receive() -> list[Any]:
+            match way:
+                case 'for':
+                    return [next(orders)]
+                case 'messages':
+                    return [next(orders.messages()).body]
+                case 'batches':
+                    return [*next(orders.batches(1))]
+            return [*orders.fetch(1)]
+
+        wait = interrupt_after_calls(monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            receive()
+        monkeypatch.setattr(Call, 'wait', wait)
+        orders.commit()
+        assert client.read_offset('orders', 'g') is None
+        assert [receive(), next(orders)] == [['a'], 'b']
+        orders.commit()
+        assert client.read_offset('orders', 'g') == 1
+
+
+def test_iteration_continues_an_interrupted_fetch(
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.publish('orders', 'a', 'b')
+    with (
+        rbfly.sync.streams_client(memory.uri) as client,
+        client.subscribe('orders', offset=FIRST, until='now') as orders,
+    ):
+        wait = interrupt_after_calls(monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            orders.fetch()
+        monkeypatch.setattr(Call, 'wait', wait)
+        assert list(orders) == ['a', 'b']
+
+
 def test_interrupt_at_any_moment_of_a_call() -> None:
     """No lock stays locked: the client can be used afterwards."""
 

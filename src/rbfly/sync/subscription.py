@@ -52,6 +52,7 @@ class Subscription(Generic[Body]):
         self._lock = threading.RLock()  # reentrant for signal handlers
         self._batch: MessageBatch[Body] | None = None  # None before the first, and at the end
         self._bodies: Iterator[Body] = iter(())  # those of the batch that are left
+        self._kept = False  # the batch is for `batches` or `fetch`, and still has to leave them
         self._received: dict[str, int] = {}  # offset of the last message before the batch
         self._lost = 0  # messages of the batch that `commit` has reported as lost
         self._ended = False
@@ -183,8 +184,9 @@ class Subscription(Generic[Body]):
     @property
     def _taken(self) -> int:
         """Number of messages of the batch that the program has received."""
-        count = 0 if self._batch is None else len(self._batch)
-        return count - operator.length_hint(self._bodies)
+        if self._batch is None or self._kept:
+            return 0
+        return len(self._batch) - operator.length_hint(self._bodies)
 
     def _last(self) -> dict[str, int]:
         """Return the offset of the last message of the batch that the program has received; nothing
@@ -198,6 +200,9 @@ class Subscription(Generic[Body]):
         """Wait for messages, if none are left; return False after the last one."""
         if operator.length_hint(self._bodies) or self._ended:
             return not self._ended
+        if self._kept and self._batch is not None:
+            self._bodies, self._kept = iter(self._batch), False
+            return True
         self._thread.call(self._pass, lambda: anext(self._subscription.batches(RUN), None), False)
         return not self._ended
 
@@ -209,7 +214,9 @@ class Subscription(Generic[Body]):
                     f'{counted(left, "message")} of an iteration over this subscription are left:'
                     ' receive them first'
                 )
-            self._thread.call(self._pass, source, True)
+            if not self._kept:
+                self._thread.call(self._pass, source, True)
+            self._kept = False
             return self._batch
 
     async def _pass(self, source: Callable[[], Any], whole: bool) -> None:
@@ -217,5 +224,5 @@ class Subscription(Generic[Body]):
         batch = await source()
         self._received.update(self._last())
         self._ended = batch is None
-        self._batch, self._lost = batch, 0
+        self._batch, self._kept, self._lost = batch, whole and batch is not None, 0
         self._bodies = iter(()) if whole or batch is None else iter(batch)
