@@ -494,6 +494,25 @@ async def test_message_without_a_route(
     assert span.attributes['error.type'] == 'NoRouteError'
 
 
+async def test_publishing_ids_of_partitions(
+    traced: Traced, super_stream: str, exporter: InMemorySpanExporter
+) -> None:
+    """Messages with equal ids in two partitions are two messages."""
+    client, _ = traced()
+    stream = client.super_stream(super_stream)
+    async with stream.publisher(route=lambda message, names: names[message.body]) as publisher:
+        for confirmation in [
+            await publisher.submit(rbs.Message(number, publish_id=1)) for number in (0, 1)
+        ]:
+            await confirmation
+        await asyncio.sleep(0)
+    first, second = exporter.get_finished_spans()
+    assert [first.kind, second.kind] == [SpanKind.PRODUCER] * 2
+    async with stream.subscribe(offset=rbs.Offset.FIRST, until='now') as messages:
+        carried = {parent_of(message) async for message in messages.messages()}
+    assert carried == {header(first), header(second)}
+
+
 async def test_arguments(broker_uri: str) -> None:
     with pytest.raises(TypeError, match=r'tracing must be what rbfly\.otel\.tracing\(\) returns'):
         rbs.streams_client(broker_uri, tracing=rbfly.otel.tracing)  # type: ignore[arg-type]

@@ -36,24 +36,24 @@ class TracedPublisher(Publisher):
     async def send(self, message: Any, timeout: float | None = None) -> None:
         """Like :meth:`Publisher.send`."""
         spans = self._spans
-        span, carried = spans.begin(message, self._core)
+        span, carried, sent = spans.begin(message, self._core)
         try:
             await super().send(carried, timeout)
         except BaseException as ex:
-            spans.end(span, message, ex)
+            spans.end(span, sent, ex)
             raise
-        spans.end(span, message)
+        spans.end(span, sent)
 
     async def submit(self, message: Any, timeout: float | None = None) -> Confirmation:
         """Like :meth:`Publisher.submit`."""
         spans = self._spans
-        span, carried = spans.begin(message, self._core)
+        span, carried, sent = spans.begin(message, self._core)
         try:
             confirmation = await super().submit(carried, timeout)
         except BaseException as ex:
-            spans.end(span, message, ex)
+            spans.end(span, sent, ex)
             raise
-        confirmation.add_done_callback(functools.partial(spans.end_submitted, span, message))
+        confirmation.add_done_callback(functools.partial(spans.end_submitted, span, sent))
         return confirmation
 
     async def send_many(
@@ -107,14 +107,14 @@ class TracedSuperStreamPublisher(SuperStreamPublisher):
         named = cluster.settings.connection_name
         self._spans = PublisherSpans(self._trace_settings, self.stream, info.amqp, named)
 
-    def _begin_span(self, message: Any) -> tuple[Any, Any, Any]:
-        """Route a message, and begin its span; return what was found, the span and the message to
-        send."""
+    def _begin_span(self, message: Any) -> tuple[Any, Any, Any, Any]:
+        """Route a message, and begin its span; return what was found, and what `begin` returns."""
         spans = self._spans
         try:
             found = self._router.find(message)
         except Exception as ex:
-            spans.end(spans.begin(message, None)[0], message, ex)
+            span, _, sent = spans.begin(message, None)
+            spans.end(span, sent, ex)
             raise
         if isinstance(found, PublishTarget):
             return found, *spans.begin(message, found.core, found.session.stream)
@@ -122,20 +122,20 @@ class TracedSuperStreamPublisher(SuperStreamPublisher):
 
     async def send(self, message: Any, timeout: float | None = None) -> None:
         """Like :meth:`SuperStreamPublisher.send`."""
-        found, span, carried = self._begin_span(message)
+        found, span, carried, sent = self._begin_span(message)
         try:
             if isinstance(found, PublishTarget) and not self._router.holds:
                 await found.publisher.send(carried, timeout)
             else:
                 await self._send(found, carried, timeout)
         except BaseException as ex:
-            self._spans.end(span, message, ex)
+            self._spans.end(span, sent, ex)
             raise
-        self._spans.end(span, message)
+        self._spans.end(span, sent)
 
     async def submit(self, message: Any, timeout: float | None = None) -> Confirmation:
         """Like :meth:`SuperStreamPublisher.submit`."""
-        found, span, carried = self._begin_span(message)
+        found, span, carried, sent = self._begin_span(message)
         confirmation: Confirmation
         try:
             until = end_of(timeout)
@@ -145,9 +145,9 @@ class TracedSuperStreamPublisher(SuperStreamPublisher):
             else:
                 confirmation = await self._joint.submit(targets, carried, until)
         except BaseException as ex:
-            self._spans.end(span, message, ex)
+            self._spans.end(span, sent, ex)
             raise
-        end = functools.partial(self._spans.end_submitted, span, message)
+        end = functools.partial(self._spans.end_submitted, span, sent)
         confirmation.add_done_callback(end)
         return confirmation
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Attributes = dict[str, str | int]
 Flush = Callable[[float | None], Awaitable[None]]
+Sent = tuple[str | None, int]  # partition and explicit publishing id of a message
 SendMany = Callable[..., Awaitable[int]]  # the method of a publisher
 SendAtomic = Callable[..., Awaitable[None]]  # the same
 
@@ -117,9 +118,9 @@ class PublisherSpans:
         self._create_attributes = attributes_of('create', stream) | named
         # The attributes of spans by partition, and the node that they name.
         self._known: dict[str | None, tuple[Address | None, Attributes]] = {}
-        # By explicit publishing id: the contexts of messages that may be in flight.  A message
-        # that is sent again must be the same as before.
-        self._again: dict[int, tuple[SpanContext, dict[str, str]]] = {}
+        # The contexts of messages that may be in flight.  A message that is sent again must be the
+        # same as before.
+        self._again: dict[Sent, tuple[SpanContext, dict[str, str]]] = {}
         self._queued: deque[Link] = deque(maxlen=LINKS)  # to the messages of `batch`
         self._context: Context | None = None  # in which `batch` was last called
         self._carrier: dict[str, str] = {}  # of that context
@@ -147,16 +148,17 @@ class PublisherSpans:
 
     def begin(
         self, message: Any, core: PublisherCore | None, partition: str | None = None
-    ) -> tuple[Span, Any]:
-        """Begin to send a message; return its span, and the message to send."""
+    ) -> tuple[Span, Any, Sent | None]:
+        """Begin to send a message; return its span, the message to send, and what `end` needs."""
         origin: SpanContext | None = None
         carrier: dict[str, str] | None = None
-        number: int | None = None  # explicit publishing id
+        sent: Sent | None = None
         if self.carries and isinstance(message, MessageCtx):
             origin = origin_of(message)
-            number = message.publish_id
-            if origin is None and number is not None and number in self._again:
-                origin, carrier = self._again[number]
+            if message.publish_id is not None:
+                sent = partition, message.publish_id
+            if origin is None and sent in self._again:
+                origin, carrier = self._again[sent]
         attributes = self._attributes_at(core, partition)
         if origin is not None or not self.carries:
             links = () if origin is None else (Link(origin),)
@@ -164,32 +166,32 @@ class PublisherSpans:
         else:
             span = self._start(SpanKind.PRODUCER, attributes)
             carrier = WRITER.inject(span, get_current())
-            if number is not None and carrier:
-                self._keep(number, span.get_span_context(), carrier)
+            if sent is not None and carrier:
+                self._keep(sent, span.get_span_context(), carrier)
         if isinstance(message, MessageCtx) and span.is_recording():
             identify(span, message)
         if carrier:
             message = self.settings.with_carrier(message, carrier)
-        return span, message
+        return span, message, sent
 
-    def _keep(self, number: int, context: SpanContext, carrier: dict[str, str]) -> None:
-        self._again[number] = context, carrier
+    def _keep(self, sent: Sent, context: SpanContext, carrier: dict[str, str]) -> None:
+        self._again[sent] = context, carrier
         if len(self._again) > AGAIN:
             del self._again[next(iter(self._again))]
 
-    def end(self, span: Span, message: Any, error: BaseException | None = None) -> None:
+    def end(self, span: Span, sent: Sent | None, error: BaseException | None = None) -> None:
         """End the span of a message that is confirmed, or has failed."""
         if error is not None:
             fail(span, error)
-        elif self._again and isinstance(message, MessageCtx):  # else it may still be in flight
-            self._again.pop(message.stream_publish_id, None)
+        elif sent is not None:  # else it may still be in flight
+            self._again.pop(sent, None)
         span.end()
 
-    def end_submitted(self, span: Span, message: Any, confirmation: Any) -> None:
+    def end_submitted(self, span: Span, sent: Sent | None, confirmation: Any) -> None:
         """The same, once the future of `submit` is done."""
         cancelled = confirmation.cancelled()
         error = asyncio.CancelledError() if cancelled else confirmation.failure
-        self.end(span, message, error)
+        self.end(span, sent, error)
 
     # -- many messages
 
