@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -118,11 +119,25 @@ async def test_clients_add_up_and_stay_in_the_sums(collector: Collector) -> None
         assert collector.values()['rabbitmq.stream.published'] == 30
         del client
         gc.collect()
-        assert not metrics._found or len(metrics._sources) < 2
+        instruments = metrics._instruments
+        assert not instruments._found or len(instruments._sources) < 2
         shown = collector.values()
-        assert metrics._sources == {}
+        assert instruments._sources == {}
     assert shown['rabbitmq.stream.published'] == shown['rabbitmq.stream.consumed'] == 30
     assert shown['rabbitmq.stream.connections'] == shown['rabbitmq.stream.publishers'] == 0
+
+
+async def test_each_client_may_have_its_own_exporter(collector: Collector) -> None:
+    async with StreamBroker() as broker:
+        for streams in (False, False, True):
+            metrics = rbfly.otel.metrics(collector.provider, streams=streams)
+            async with rbs.streams_client(broker.uri, metrics=metrics) as client:
+                await exchange(client, f'orders-{uuid4()}', 10)
+        assert collector.values()['rabbitmq.stream.published'] == 20
+        del client, metrics
+        gc.collect()
+        published = collector.collect()['rabbitmq.stream.published']
+    assert sorted(point.value for point in published) == [10, 20]
 
 
 async def test_named_clients_have_their_own_numbers(collector: Collector) -> None:

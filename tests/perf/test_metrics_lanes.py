@@ -18,7 +18,7 @@ async def test_lane_counts_what_it_publishes(kind: str, stream: str, broker_uri:
         await lane.prepare(COUNT)
         assert (await worker.measure(lane))['count'] == COUNT
         assert lane.client.metrics().confirmed == COUNT
-        assert lane.options['metrics']._sources
+        assert lane.options['metrics']._instruments._sources
     finally:
         await lane.close()
 
@@ -40,6 +40,6 @@ async def test_lane_counts_what_it_consumes(stream: str, broker_uri: str) -> Non
         await lane.prepare(count)
         assert (await worker.measure(lane))['count'] == count
         assert lane.client.metrics().consumed == opened + count
-        assert lane.options['metrics']._sources
+        assert lane.options['metrics']._instruments._sources
     finally:
         await lane.close()

@@ -25,8 +25,9 @@ __all__ = ['ClientMetrics', 'Processing', 'Tracing', 'metrics', 'tracing']
 def metrics(meter_provider: MeterProvider | None = None, *, streams: bool = False) -> ClientMetrics:
     """Export the metrics of clients: pass the result as `metrics` to :func:`.streams_client`.
 
-    Several clients may share the result: their numbers add up.  Clients with a `connection_name`
-    are told apart by the attribute `messaging.client.id`.  See :ref:`metrics` for the names.
+    The numbers of all clients of a meter provider add up, whether they share the result or not.
+    Clients with a `connection_name` are told apart by the attribute `messaging.client.id`.  See
+    :ref:`metrics` for the names.
 
     :param meter_provider: where the metrics go; None for the global provider, also if that is set
         later.

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Lock
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from opentelemetry.metrics import (
     CallbackOptions,
@@ -17,6 +18,7 @@ from opentelemetry.metrics import (
     MeterProvider,
     Observation,
     get_meter,
+    get_meter_provider,
 )
 
 from .. import __version__
@@ -123,7 +125,46 @@ class ClientMetrics:
             kind = type(meter_provider).__name__
             raise ArgumentTypeError(f'meter_provider must be a MeterProvider, not {kind}')
         self._streams = streams
-        self._sources: dict[MetricsSource, None] = {}
+        self._instruments = Instruments.of(meter_provider)
+
+    def attach(self, source: MetricsSource) -> None:
+        """A client was created."""
+        self._instruments.attach(source, self._streams)
+
+    def detach(self, source: MetricsSource) -> None:
+        """The client is gone."""
+        self._instruments.detach(source)
+
+    def on_confirm(self, source: MetricsSource, seconds: float) -> None:
+        """The broker has confirmed a frame of messages."""
+        self._instruments.on_confirm(source, seconds)
+
+    def on_chunk(self, source: MetricsSource, entries: int) -> None:
+        """The broker has delivered a chunk."""
+        self._instruments.on_chunk(source, entries)
+
+
+class Instruments:
+    """The instruments of a meter provider, which ignores a second set with the same names."""
+
+    made: ClassVar[WeakKeyDictionary[object, ReferenceType[Instruments]]] = WeakKeyDictionary()
+    making: ClassVar[Lock] = Lock()
+
+    @classmethod
+    def of(cls, meter_provider: MeterProvider | None) -> Instruments:
+        """Return those of a meter provider; None for the global one."""
+        is_global = meter_provider in (None, get_meter_provider())
+        key: object = get_meter_provider if is_global else meter_provider
+        with cls.making:
+            known = cls.made.get(key)
+            found = None if known is None else known()
+            if found is None:
+                found = cls(meter_provider)
+                cls.made[key] = ref(found)  # the instruments keep it
+        return found
+
+    def __init__(self, meter_provider: MeterProvider | None) -> None:
+        self._sources: dict[MetricsSource, bool] = {}  # and whether each stream has its numbers
         self._gone: deque[MetricsSource] = deque()  # of clients, until their counts are kept
         self._kept: dict[Key, Values] = {}
         self._lock = Lock()  # several readers may collect at once
@@ -163,24 +204,20 @@ class ClientMetrics:
             callbacks = [self._callback(item)]
             meter.create_observable_gauge(item.name, callbacks, item.unit, item.description)
 
-    # -- what a client calls
+    # -- what clients call
 
-    def attach(self, source: MetricsSource) -> None:
-        """A client was created."""
-        self._sources[source] = None
+    def attach(self, source: MetricsSource, streams: bool) -> None:
+        self._sources[source] = streams
 
     def detach(self, source: MetricsSource) -> None:
-        """The client is gone."""
         self._gone.append(source)  # the garbage collector may call this while the lock is held
 
     def on_confirm(self, source: MetricsSource, seconds: float) -> None:
-        """The broker has confirmed a frame of messages."""
         attributes = attributes_of((source.connection_name, ''))
         self._latency.record(seconds, attributes)
         self._duration.record(seconds, attributes | SEND)
 
     def on_chunk(self, source: MetricsSource, entries: int) -> None:
-        """The broker has delivered a chunk."""
         self._chunk_size.record(entries, attributes_of((source.connection_name, '')))
 
     # -- what a reader calls
@@ -211,8 +248,7 @@ class ClientMetrics:
         """Keep the counts of clients that are gone."""
         while self._gone:
             source = self._gone.popleft()
-            self._sources.pop(source, None)
-            for key, values in self._values(source):
+            for key, values in values_of(source, self._sources.pop(source)):
                 ended = {
                     field: value if field in RISING | LATEST else 0
                     for field, value in values.items()
@@ -221,26 +257,27 @@ class ClientMetrics:
 
     def _add_up(self) -> dict[Key, Values]:
         total = {key: values.copy() for key, values in self._kept.items()}
-        for source in list(self._sources):
-            for key, values in self._values(source):
+        for source, streams in list(self._sources.items()):
+            for key, values in values_of(source, streams):
                 add(total.setdefault(key, {}), values)
         return total
 
-    def _values(self, source: MetricsSource) -> Iterator[tuple[Key, Values]]:
-        """Yield the values of a client, and those of each stream if that is wanted."""
-        name, found = source.connection_name, source.read()
-        of_client = {field: getattr(found, field) for field in OF_CONNECTIONS}
-        if not self._streams:
-            of_client |= stream_values(found)
-        else:
-            left = {field: getattr(found, field) for field in OF_STREAMS if field in RISING}
-            for stream, numbers in found.streams.items():
-                values = stream_values(numbers)
-                yield (name, stream), values
-                for field in left:
-                    left[field] -= values[field]
-            of_client |= {field: count for field, count in left.items() if count}
-        yield (name, ''), of_client
+
+def values_of(source: MetricsSource, streams: bool) -> Iterator[tuple[Key, Values]]:
+    """Yield the values of a client, and those of each stream if that is wanted."""
+    name, found = source.connection_name, source.read()
+    of_client = {field: getattr(found, field) for field in OF_CONNECTIONS}
+    if not streams:
+        of_client |= stream_values(found)
+    else:
+        left = {field: getattr(found, field) for field in OF_STREAMS if field in RISING}
+        for stream, numbers in found.streams.items():
+            values = stream_values(numbers)
+            yield (name, stream), values
+            for field in left:
+                left[field] -= values[field]
+        of_client |= {field: count for field, count in left.items() if count}
+    yield (name, ''), of_client
 
 
 def stream_values(numbers: StreamMetrics) -> Values:
