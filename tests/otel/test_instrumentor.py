@@ -57,6 +57,17 @@ async def test_clients_created_later_are_traced(
     assert carried == [False, True, False, False]
 
 
+async def test_refused_arguments_change_nothing(
+    instrumentor: Any, provider: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    with pytest.raises(TypeError, match='meter_provider must be a MeterProvider'):
+        instrumentor.instrument(tracer_provider=provider, meter_provider=1)
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        await publish(broker.uri)
+    assert exporter.get_finished_spans() == ()
+
+
 PROGRAM = """
 import asyncio
 from opentelemetry import trace

@@ -24,8 +24,8 @@ class RbFlyInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     def _instrument(self, **options: Any) -> None:
         names = ('tracer_provider', 'propagate', 'create_spans', 'continue_trace')
         chosen = {name: options[name] for name in names if name in options}
-        DEFAULTS['tracing'] = tracing(**chosen)
-        DEFAULTS['metrics'] = metrics(options.get('meter_provider'))
+        found = {'tracing': tracing(**chosen), 'metrics': metrics(options.get('meter_provider'))}
+        DEFAULTS.update(found)
 
     def _uninstrument(self, **options: Any) -> None:
         DEFAULTS.clear()
