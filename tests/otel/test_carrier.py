@@ -1,5 +1,6 @@
 """A message carries for a span what OpenTelemetry's propagator writes."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,3 +84,18 @@ def test_errors_of_a_propagator_are_raised(default: TextMapPropagator) -> None:
     propagate.set_global_textmap(Failing())
     with pytest.raises(ZeroDivisionError):
         Writer().inject(NonRecordingSpan(SPANS['sampled']), Context())
+
+
+def test_two_threads_use_a_writer() -> None:
+    """The context of one has baggage, that of the other has not."""
+    writer, other = Writer(), NonRecordingSpan(SPANS['all flags'])
+
+    class Interrupted(NonRecordingSpan):
+        def get_span_context(self) -> SpanContext:
+            thread = threading.Thread(target=writer.inject, args=(other, Context()))
+            thread.start()
+            thread.join()
+            return super().get_span_context()
+
+    carried = writer.inject(Interrupted(SPANS['sampled']), CONTEXTS['with baggage'])
+    assert carried['baggage'] == 'customer=acme+ltd'

@@ -61,10 +61,9 @@ class Writer:
     PROBE = trace.SpanContext(0x0102030405060708090A0B0C0D0E0F10, 0x0102030405060708, False)
 
     def __init__(self) -> None:
-        self._propagator: TextMapPropagator | None = None
-        self._is_default = False
-        self._context: Context | None = None  # the last one, which does not change
-        self._has_baggage = False
+        # Each with what is known of it, in one value: clients in several threads share the writer.
+        self._propagator: tuple[TextMapPropagator | None, bool] = None, False
+        self._context: tuple[Context | None, bool] = None, False  # contexts do not change
 
     def inject(self, span: trace.Span, context: Context) -> dict[str, str]:
         """Return what a message must carry for a span; {} for nothing.
@@ -72,14 +71,16 @@ class Writer:
         :param context: what else is current.
         """
         propagator = propagate.get_global_textmap()
-        if propagator is not self._propagator:
-            self._is_default = self._writes_as_default(propagator)
-            self._propagator = propagator
-        if context is not self._context:
-            self._has_baggage = bool(baggage.get_all(context))
-            self._context = context
+        known, is_default = self._propagator
+        if propagator is not known:
+            is_default = self._writes_as_default(propagator)
+            self._propagator = propagator, is_default
+        last, has_baggage = self._context
+        if context is not last:
+            has_baggage = bool(baggage.get_all(context))
+            self._context = context, has_baggage
         found = span.get_span_context()
-        if self._is_default and not self._has_baggage and not found.trace_state:
+        if is_default and not has_baggage and not found.trace_state:
             return {'traceparent': traceparent(found)} if found.is_valid else {}
         carrier: dict[str, str] = {}
         propagator.inject(carrier, trace.set_span_in_context(span, context))
