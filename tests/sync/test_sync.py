@@ -238,6 +238,21 @@ def test_failed_block_closes_the_publisher(client: rbfly.sync.StreamsClient, str
     assert read(client, stream) == [b'x']
 
 
+def test_publisher_closes_after_its_client(memory: StreamBroker) -> None:
+    memory.create_super_stream('super', partitions=2)
+    with rbfly.sync.streams_client(memory.uri) as client:
+        publishers = [
+            client.publisher('orders'),
+            client.super_stream('super').publisher(route=rbs.by_hash(str)),
+        ]
+        for publisher in publishers:
+            publisher.send(b'a')
+    for publisher in publishers:
+        with publisher:
+            publisher.close()
+    client.close()
+
+
 def test_confirms_after_the_client_was_closed(memory: StreamBroker) -> None:
     with rbfly.sync.streams_client(memory.uri, close_timeout=0.01) as client:
         publisher = client.publisher('orders')

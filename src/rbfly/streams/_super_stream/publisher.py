@@ -128,7 +128,9 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         Closes all partitions concurrently.  For the errors see :meth:`Publisher.close`; if several
         partitions fail, one error stands for all of them.
         """
-        self._partitions.first.core.check_loop()
+        core = self._partitions.first.core
+        if not core.loop.is_closed():  # else no call waits any more
+            core.check_loop()
         if self._closed is None:
             self._closed = asyncio.Event()
             try:
