@@ -176,6 +176,7 @@ def test_streams_that_rabbitmq_refuses(
         (None, {}, rbs.ArgumentTypeError, 'stream must be str'),
         ('x', {'max_age': 5}, rbs.ArgumentTypeError, 'max_age must be str, not int'),
         ('x', {'max_age': timedelta(hours=1)}, rbs.ArgumentTypeError, 'max_age must be str'),
+        ('x', {'segment_size': '1000'}, rbs.ArgumentError, "'segment-size' is no argument"),
         ('x\ud800', {}, rbs.ArgumentError, 'not valid Unicode'),
         ('x', {'max_age': '1h\ud800'}, rbs.ArgumentError, 'not valid Unicode'),
         ('x' * 300, {}, rbs.ArgumentError, 'allows only'),

@@ -19,6 +19,15 @@ LOCATORS: set[str | None] = {
     'least-leaders',
     'min-masters',
 }
+KNOWN = (
+    'max-length-bytes',
+    'max-age',
+    'stream-max-segment-size-bytes',
+    'initial-cluster-size',
+    'queue-leader-locator',
+    'stream-filter-size-bytes',
+    'stream-initial-offset',
+)
 SEGMENT_MAX = 3_000_000_000
 FILTER_SIZE = 16  # bytes
 

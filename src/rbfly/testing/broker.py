@@ -17,7 +17,7 @@ from ..protocol.commands import Create, CreateSuperStream
 from ..protocol.const import ResponseCode
 from ..time_limits import time_limit
 from ..types import AMQPBody
-from .arguments import Crash, Refused
+from .arguments import KNOWN, Crash, Refused
 from .cluster import Binding, Bindings, Cluster
 from .fault_methods import FaultMethods
 from .faults import Faults
@@ -303,11 +303,12 @@ class StreamBroker(FaultMethods):
     def create_stream(self, stream: str, *, vhost: str | None = None, **arguments: str) -> None:
         """Create a stream, unless one of that name exists.
 
-        :param arguments: arguments of the protocol, with `_` for `-`: `max_age='1h'`.
+        :param arguments: arguments of the protocol, with `_` for `-`: `max_age='1h'`,
+            `stream_filter_size_bytes='32'`.
         :raises ProtocolError: RabbitMQ would refuse to create it.
         :raises ArgumentTypeError: the name or an argument is not a str.
-        :raises ArgumentError: an argument is not a number or an age, or the name is too long for a
-            broker's file system or not valid Unicode.
+        :raises ArgumentError: an argument is unknown, or not a number or an age; or the name is too
+            long for a broker's file system, or not valid Unicode.
         """
         command = Create(stream, given(stream, arguments))
         where = self._vhost(vhost)
@@ -500,4 +501,8 @@ def given(stream: str, arguments: dict[str, str]) -> dict[str, str]:
     """Check arguments of a stream, and return them with the names of the protocol."""
     for name, value in {'stream': stream, **arguments}.items():
         check_type(name, value, str)
-    return {name.replace('_', '-'): value for name, value in arguments.items()}
+    found = {name.replace('_', '-'): value for name, value in arguments.items()}
+    for name in found:
+        if name not in KNOWN:  # RabbitMQ ignores it
+            raise ArgumentError(f'{name!r} is no argument of a stream: these are {[*KNOWN]}')
+    return found
