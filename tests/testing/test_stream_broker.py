@@ -136,6 +136,11 @@ def test_arguments_are_checked(arguments: dict[str, int]) -> None:
         StreamBroker(**arguments)  # type: ignore[arg-type]
 
 
+def test_virtual_hosts_are_not_the_characters_of_a_name() -> None:
+    with pytest.raises(rbs.ArgumentTypeError, match="vhosts must be a sequence of str, not 'test'"):
+        StreamBroker(vhosts='test')
+
+
 def test_arguments_of_faults_are_checked() -> None:
     memory = StreamBroker()
     for function, wrong in (

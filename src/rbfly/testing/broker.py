@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ..amqp import MessageCtx, decode_amqp, encode_amqp_bytes
 from ..checks import check_binding_keys, check_folder, check_integer, check_timeout, check_type
-from ..error import ArgumentError, StreamDoesNotExist, counted, protocol_error
+from ..error import ArgumentError, ArgumentTypeError, StreamDoesNotExist, counted, protocol_error
 from ..protocol.commands import Create, CreateSuperStream
 from ..protocol.const import ResponseCode
 from ..time_limits import time_limit
@@ -101,6 +101,8 @@ class StreamBroker(FaultMethods):
             if ssl.protocol is tls.PROTOCOL_TLS_CLIENT:
                 raise ArgumentError('ssl must be a context for servers (ssl.Purpose.CLIENT_AUTH)')
         users = {'guest': 'guest'} if users is None else users
+        if isinstance(vhosts, str):
+            raise ArgumentTypeError(f'vhosts must be a sequence of str, not {vhosts!r}')
         self._vhosts = tuple(vhosts)
         if not self._vhosts:
             raise ArgumentError('vhosts must contain at least one virtual host')
