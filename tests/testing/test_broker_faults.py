@@ -217,6 +217,20 @@ async def test_close_connections(
     assert 'for maintenance' in caplog.text
 
 
+async def test_faults_that_the_broker_cannot_send(memory: StreamBroker) -> None:
+    """They change nothing: clients could not learn of it."""
+    async with connect_and_open(memory.uri) as client:
+        await client.value(commands.DeclarePublisher(0, '', 'orders'))
+        for wrong in (-1, 0x10000):
+            with pytest.raises(rbs.ArgumentError, match='code must be'):
+                memory.metadata_update('orders', wrong)
+            with pytest.raises(rbs.ArgumentError, match='code must be'):
+                memory.close_connections(wrong)
+        with pytest.raises(rbs.ArgumentTypeError, match='reason must be str'):
+            memory.close_connections(0x01, b'gone')  # type: ignore[arg-type]
+        assert await client.code(commands.DeletePublisher(0)) == 0x01
+
+
 @pytest.mark.parametrize(
     ('fault', 'problem'), [('damage_chunk', 'CRC'), ('corrupt_chunk', 'longer than its chunk')]
 )

@@ -496,6 +496,7 @@ class StreamBroker(FaultMethods):
 
         :raises StreamDoesNotExist: there is no such stream.
         """
+        check_integer('code', code, 0, 0xFFFF)
         self._call(lambda: self._stream(stream, vhost).remove_clients(code=code))
 
 

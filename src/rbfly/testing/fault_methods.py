@@ -139,6 +139,8 @@ class FaultMethods(Running):
         self, code: int = ResponseCode.OK, reason: str = 'closed by the broker'
     ) -> None:
         """Ask all clients to close their connections."""
+        check_integer('code', code, 0, 0xFFFF)
+        check_type('reason', reason, str)
         self._call(self._cluster.close_sessions, code, reason)
 
     def heal(self) -> None:
