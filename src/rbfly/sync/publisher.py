@@ -100,9 +100,11 @@ class Publisher:
     ) -> int:
         """Send messages as fast as the window permits, and wait until all are confirmed.
 
-        A list or tuple is the fastest.  The calling thread takes messages from an iterator, up to
-        2,000 before it sends them: if the call fails, messages that it has taken and not sent are
-        lost to the program.
+        A list or tuple is the fastest.  The calling thread takes messages from an iterator by the
+        thousand, up to 2,000 before it sends them: if the call fails, messages that it has taken
+        and not sent are lost to the program.  An iterator that waits for its messages holds back
+        those before, and the call notices an error or the end of its time only after a thousand:
+        pass each message to `send` or `submit` instead.
 
         :returns: number of messages sent.
         """
