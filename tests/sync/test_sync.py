@@ -248,8 +248,19 @@ def test_publisher_closes_after_its_client(memory: StreamBroker) -> None:
         for publisher in publishers:
             publisher.send(b'a')
     for publisher in publishers:
+        for call in (publisher.send, publisher.submit, publisher.batch):
+            with pytest.raises(StreamConnectionError, match='was disconnected') as caught:
+                call(b'b')
+            assert (caught.value.outcome, caught.value.retriable) == ('not_sent', False)
+        for call_many in (publisher.send_many, publisher.send_atomic):
+            with pytest.raises(StreamConnectionError, match='the client was disconnected'):
+                call_many([b'b'])
+        with pytest.raises(StreamConnectionError, match='the client was disconnected'):
+            publisher.flush()
         with publisher:
             publisher.close()
+        with pytest.raises(PublisherError, match='is closed'):
+            publisher.send(b'b')
     client.close()
 
 

@@ -224,12 +224,16 @@ cdef class PublisherCore:
         runs.
 
         :raises EventLoopError: the caller runs in another event loop, thread or process.
+        :raises RbFlyError: the publisher was closed, or its client disconnected, in a loop that has
+            ended.
         """
         cdef object running = asyncio._get_running_loop()
         if running is self.loop and rbfly_forks == self.forks:
             self.place = rbfly_place()
             rbfly_mark_step(&self.step)
         elif running is not None or rbfly_place() != self.place or self.loop.is_running():
+            if self.loop.is_closed() and (self.session is None or self.session.is_closed):
+                raise self.ended()
             raise wrong_loop('the publisher')
         return 0
 
@@ -250,9 +254,14 @@ cdef class PublisherCore:
             or self.connection is not None and self.connection.paused
         )
 
+    cdef object ended(self):
+        # The error of a publisher that was closed, or whose client was disconnected.
+        error = copy_error(self.error)
+        return error if self.session is None else self.session.not_sent(error)
+
     cdef int _check(self) except -1:
         if self.session is None:
-            raise copy_error(self.error)
+            raise self.ended()
         self.session.check()
         return 0
 

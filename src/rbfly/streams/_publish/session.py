@@ -251,9 +251,13 @@ class PublisherSession(Owner):
                 raise disconnected()
             self.registration.ensure_open()
         except StreamConnectionError as ex:  # the client has been disconnected
-            set_fields(ex, outcome='not_sent', retriable=False, stream=self.stream)
+            self.not_sent(ex)
             raise
         self._enter(PublisherState.CONNECTING if self.core.undeclared else PublisherState.OPEN)
+
+    def not_sent(self, error: E) -> E:
+        """Say in an error that a message was not sent, for good, and return the error."""
+        return set_fields(error, outcome='not_sent', retriable=False, stream=self.stream)
 
     def name_stream(self, error: E) -> E:
         """Name the stream in an error of publishing, and return the error."""
