@@ -881,6 +881,37 @@ if child == 0:
     sys.exit(1)
 assert os.waitpid(child, 0)[1] == 0
 """
+READING = """
+import contextlib, signal, threading
+from rbfly.error import SubscriptionClosed
+from rbfly.sync.thread import Call
+subscription = client.subscribe('orders')
+subscription.open()
+waits, join = threading.Event(), Call._join
+Call._join = lambda call: (waits.set(), join(call))
+def fetch():
+    with contextlib.suppress(SubscriptionClosed):
+        subscription.fetch()
+reader = threading.Thread(target=fetch)
+reader.start()
+waits.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # rather than wait for ever
+    for call in (
+        lambda: next(subscription), lambda: next(subscription.messages()), subscription.fetch
+    ):
+        try:
+            call()
+        except EventLoopError as ex:
+            assert 'create a client in each process' in str(ex)
+        else:
+            sys.exit(1)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+subscription.close()
+reader.join()
+"""
 UNUSED = """
 client.close()
 if os.fork() == 0:
@@ -891,7 +922,9 @@ assert os.wait()[1] == 0
 """
 
 
-@pytest.mark.parametrize('rest', ['', FORKED, UNUSED, 'raise SystemExit', 'memory = [client]'])
+@pytest.mark.parametrize(
+    'rest', ['', FORKED, READING, UNUSED, 'raise SystemExit', 'memory = [client]']
+)
 def test_program_ends(memory: StreamBroker, rest: str) -> None:
     """It ends without a hang and in order, although it closes nothing."""
     command = [sys.executable, '-c', PROGRAM + rest, memory.uri]

@@ -106,6 +106,7 @@ class Subscription(Generic[Body]):
     def __next__(self) -> Body:
         for body in self._bodies:
             return body
+        self._thread.check()
         with self._lock:
             while self._fill():
                 for body in self._bodies:
@@ -114,6 +115,7 @@ class Subscription(Generic[Body]):
 
     def messages(self) -> Iterator[MessageCtx[Body]]:
         """Iterate over the contexts of messages, not only their bodies."""
+        self._thread.check()
         while (message := self._next_message()) is not None:
             yield message
 
@@ -208,6 +210,7 @@ class Subscription(Generic[Body]):
 
     def _receive(self, source: Callable[[], Any]) -> MessageBatch[Body] | None:
         """Wait for a batch, which the program receives as a whole; None after the last one."""
+        self._thread.check()
         with self._lock:
             if left := operator.length_hint(self._bodies):
                 raise SubscriptionError(

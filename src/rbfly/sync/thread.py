@@ -89,9 +89,13 @@ class ClientThread:
         finally:
             del call, run, self  # the traceback of an error refers to this frame
 
-    def _start(self, call: Call[Any]) -> None:
+    def check(self) -> None:
+        """Check that this process and thread can call: a forked child must not wait for a lock."""
         if self._running is not None:
-            self._running.check()  # a forked child must not wait for the lock
+            self._running.check()
+
+    def _start(self, call: Call[Any]) -> None:
+        self.check()
         with self._lock:
             if self._running is None:
                 self._running = RunningLoop(self._loop_factory)
@@ -103,8 +107,7 @@ class ClientThread:
 
         :param timeout: seconds after which the client is left as it is; None for no limit.
         """
-        if self._running is not None:
-            self._running.check()
+        self.check()
         with self._closing:  # another thread that closes waits until this one has closed
             running = self._running
             if running is None:
