@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -492,6 +492,32 @@ async def test_message_without_a_route(
     (span,) = exporter.get_finished_spans()
     assert span.attributes is not None
     assert span.attributes['error.type'] == 'NoRouteError'
+
+
+class Failing(SpanProcessor):
+    def on_end(self, span: ReadableSpan) -> None:
+        raise ZeroDivisionError
+
+
+async def test_failing_processor_of_spans(
+    traced: Traced, stream: str, provider: TracerProvider
+) -> None:
+    """Calls report what became of the messages."""
+    provider.add_span_processor(Failing())
+    problems: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(context['exception']))
+    client, _ = traced()
+    async with client.publisher(stream) as publisher:
+        await publisher.send(b'a')
+        await (await publisher.submit(b'b'))
+        assert await publisher.send_many([b'c', b'd']) == 2
+        await publisher.send_atomic([b'e'])
+        publisher.batch(b'f')
+        await publisher.flush()
+        with pytest.raises(rbs.ConfirmTimeout):
+            await publisher.send(b'g', timeout=0)
+    assert [type(problem) for problem in problems] == [ZeroDivisionError] * 6
 
 
 async def test_publishing_ids_of_partitions(

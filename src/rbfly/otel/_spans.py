@@ -73,6 +73,19 @@ def fail(span: Span, error: BaseException) -> None:
         span.set_status(Status(StatusCode.ERROR, f'{name}: {error}' if str(error) else name))
 
 
+def finish(span: Span) -> None:
+    """End a span.
+
+    If a processor of spans fails, its error goes to the exception handler of the event loop: the
+    caller must learn what became of the messages.
+    """
+    try:
+        span.end()
+    except Exception as ex:
+        context = {'message': 'a processor of spans has failed', 'exception': ex}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+
 def identify(span: Span, message: MessageCtx) -> None:
     """Note the ids of a message."""
     try:
@@ -185,7 +198,7 @@ class PublisherSpans:
             fail(span, error)
         elif sent is not None:  # else it may still be in flight
             self._again.pop(sent, None)
-        span.end()
+        finish(span)
 
     def end_submitted(self, span: Span, sent: Sent | None, confirmation: Any) -> None:
         """The same, once the future of `submit` is done."""
@@ -251,7 +264,7 @@ class PublisherSpans:
             fail(span, ex)
             raise
         finally:
-            span.end()
+            finish(span)
 
 
 class SendManySpan:
@@ -315,7 +328,7 @@ class SendManySpan:
             span.set_attribute(COUNT, progress.taken)
         if error is not None:
             fail(span, error)
-        span.end()
+        finish(span)
 
     def _link(self, context: SpanContext) -> None:
         if self._links < LINKS:
