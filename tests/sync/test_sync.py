@@ -279,6 +279,21 @@ def test_confirms_after_the_client_was_closed(memory: StreamBroker) -> None:
     assert threads() == []
 
 
+def test_confirmation_keeps_its_client_open(memory: StreamBroker) -> None:
+    def submit() -> rbfly.sync.Confirmation:
+        client = rbfly.sync.streams_client(memory.uri)
+        return client.publisher('orders').submit(b'x')
+
+    memory.withhold_confirms()
+    confirmation = submit()
+    gc.collect()
+    memory.heal()
+    confirmation.result()
+    del confirmation
+    gc.collect()
+    wait_until(lambda: not threads() and not memory.connections)
+
+
 def test_confirm_that_is_late(memory: StreamBroker) -> None:
     with rbfly.sync.streams_client(memory.uri) as client, client.publisher('orders') as publisher:
         memory.withhold_confirms()
