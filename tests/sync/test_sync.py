@@ -765,6 +765,35 @@ def test_interrupt_at_any_moment_of_a_call() -> None:
     assert count > 10
 
 
+@pytest.mark.parametrize('moment', ['before', 'after'])
+def test_interrupted_close(
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its connections are closed all the same, and the outcome of messages is known."""
+    start = Call.start
+
+    def interrupt(call: Any, *args: Any) -> None:
+        monkeypatch.setattr(Call, 'start', start)
+        if moment == 'after':
+            start(call, *args)
+        raise KeyboardInterrupt
+
+    memory.withhold_confirms()
+    client = rbfly.sync.streams_client(memory.uri)
+    publisher = client.publisher('orders')
+    confirmation = publisher.submit(b'x')
+    monkeypatch.setattr(Call, 'start', interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    assert threads() == []
+    wait_until(lambda: not memory.connections)
+    with pytest.raises(StreamConnectionError, match='may still be stored'):
+        confirmation.result()
+    with pytest.raises(StreamConnectionError, match='disconnected'):
+        publisher.send(b'y')
+    client.close()
+
+
 def test_interrupt_while_an_iterator_waits(memory: StreamBroker) -> None:
     waiting = threading.Event()
 

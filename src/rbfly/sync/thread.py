@@ -98,7 +98,7 @@ class ClientThread:
         self.check()
         with self._lock:
             if self._running is None:
-                self._running = RunningLoop(self._loop_factory)
+                self._running = RunningLoop(self._loop_factory, self._close)
                 LIVE.add(self)
             self._running.start(call)
 
@@ -113,8 +113,11 @@ class ClientThread:
             if running is None:
                 return
 
+            async def run() -> None:
+                await asyncio.wait_for(self._close(), timeout)
+
             def close() -> None:
-                call = Call(lambda: asyncio.wait_for(self._close(), timeout))
+                call = Call(run)
                 running.start(call)
                 call.wait()
 
@@ -135,7 +138,7 @@ class ClientThread:
         """Do the same without waiting: the program has dropped its last reference."""
         running, self._running = self._running, None
         if running is not None and running.pid == os.getpid():
-            running.stop_after(self._close)
+            running.stop_after()
 
     def at_exit(self) -> None:
         """Close the client when the program exits."""
@@ -147,11 +150,17 @@ class ClientThread:
 class RunningLoop:
     """An event loop in a thread.
 
+    :param close: closes the asynchronous client.
     :ivar pid: process of the thread.
     """
 
-    def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    def __init__(
+        self,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop],
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
         self.pid: int = os.getpid()
+        self._close = close
         self._calls: set[Call[Any]] = set()
         self._loop = loop_factory()
         self._stopped = False
@@ -182,16 +191,25 @@ class RunningLoop:
             self._loop.call_soon_threadsafe(self._stop)
         self._thread.join()
 
-    def stop_after(self, close: Callable[[], Awaitable[None]]) -> None:
+    def stop_after(self) -> None:
         """End the thread after closing the client; do not wait."""
 
         async def end() -> None:
             try:
-                await close()
+                await self._close()
             finally:
                 self._stop()
 
         Call(end).start(self._loop, self._calls)
+
+    async def _end(self) -> None:
+        """Close at once what an interrupted call has left open, and cancel all tasks."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks.add(asyncio.ensure_future(self._close()))
+        await asyncio.sleep(0)  # the task starts
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _stop(self) -> None:
         self._stopped = True
@@ -204,10 +222,7 @@ class RunningLoop:
             while not self._stopped:
                 with suppress(KeyboardInterrupt, SystemExit):  # a call has raised it to its caller
                     loop.run_forever()
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(self._end())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
