@@ -728,6 +728,34 @@ def test_iteration_continues_an_interrupted_fetch(
         assert list(orders) == ['a', 'b']
 
 
+@pytest.mark.parametrize('begins', [True, False])
+def test_interrupt_as_the_thread_starts(
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """No thread and no event loop stay behind."""
+    made: list[asyncio.AbstractEventLoop] = []
+    start = threading.Thread.start
+
+    def factory() -> asyncio.AbstractEventLoop:
+        made.append(asyncio.new_event_loop())
+        return made[-1]
+
+    def interrupt(thread: threading.Thread) -> None:
+        if begins:
+            start(thread)
+        raise KeyboardInterrupt
+
+    client = rbfly.sync.streams_client(memory.uri, loop_factory=factory)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, 'start', interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.ping()
+    assert threads() == []
+    assert made[0].is_closed()
+    assert client.ping() > 0
+    client.close()
+
+
 def test_interrupt_at_any_moment_of_a_call() -> None:
     """No lock stays locked: the client can be used afterwards."""
 

@@ -165,7 +165,14 @@ class RunningLoop:
         self._loop = loop_factory()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name='rbfly.sync', daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt, or the system has no more threads
+            if self._thread.ident is None:
+                self._loop.close()
+            else:
+                self.stop()
+            raise
 
     def start(self, call: Call[Any]) -> None:
         """Start a call; the caller makes sure that the loop is not stopped meanwhile."""
