@@ -4,6 +4,7 @@ import ctypes
 import struct
 import sys
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -283,6 +284,22 @@ def test_unhashable_keys() -> None:
         data = bytes.fromhex(key)
         error = fails(VALUE + b'\xc1' + bytes([len(data) + 2, 2]) + data + b'\x40')
         assert 'key' in str(error)
+
+
+def with_the_same_hash(count: int) -> list[UUID]:
+    """UUIDs of which a dict would compare each one with all others."""
+    return [UUID(int=i * sys.hash_info.modulus) for i in range(1, count + 1)]
+
+
+@pytest.mark.parametrize('as_key', [lambda key: key, lambda key: Described(1, key)])
+def test_keys_with_chosen_hashes_are_refused(as_key: Callable[[UUID], Any]) -> None:
+    keys = [as_key(key) for key in with_the_same_hash(65)]
+    assert len({hash(key) for key in keys}) == 1
+    accepted = dict.fromkeys(keys[:64], 1)
+    assert decode_amqp(encode_amqp_bytes(accepted)).body == accepted
+    assert 'hash' in str(fails(encode_amqp_bytes(dict.fromkeys(keys, 1))))
+    many = {UUID(int=i): i for i in range(1000)}
+    assert decode_amqp(encode_amqp_bytes(many)).body == many
 
 
 def peak_memory(data: bytes) -> int:

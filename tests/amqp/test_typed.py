@@ -2,12 +2,15 @@
 
 import copy
 import pickle
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from random import Random
 from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+from uuid import UUID
 
 import msgspec
 import pydantic
@@ -111,6 +114,18 @@ def test_value(kind: Any, body: Any, expected: Any) -> None:
     found = decode(body, kind)
     assert found == expected
     assert type(found) is type(expected)
+
+
+def test_items_and_keys_with_chosen_hashes_are_refused() -> None:
+    """A set or dict would compare each of them with all others."""
+    ids = [UUID(int=i * sys.hash_info.modulus) for i in range(1, 66)]
+    assert decode(ids[:64] * 2, set[UUID]) == {*ids[:64]}
+    assert 'got [UUID(' in error_of(ids, set[UUID])
+    assert decode(dict.fromkeys(ids[:64], 1), dict[UUID, int]) == dict.fromkeys(ids[:64], 1)
+    assert 'hash' in error_of(dict.fromkeys(ids, 1), dict[UUID, int])
+    prices = [str(i * sys.hash_info.modulus) for i in range(1, 66)]
+    assert 'expected frozenset[Decimal]' in error_of(prices, frozenset[Decimal])
+    assert 'hash' in error_of(dict.fromkeys(prices, 1), dict[Decimal, int])
 
 
 def test_fields_in_any_order_unknown_fields_and_defaults() -> None:

@@ -31,3 +31,6 @@ cdef inline int keep_error() except -1:
 
 cdef object decode_value(Cursor *c, int depth)
 cdef object decode_error(Cursor *c, const uint8_t *at, str problem)
+
+# Count a key of a map in `hashes`; fail for too many with the same hash.
+cdef int note_hash(dict hashes, Cursor *c, const uint8_t *at, object key) except -1

@@ -15,8 +15,8 @@ from rbfly.amqp._native cimport (
     rbfly_make_integers, rbfly_need, rbfly_place_for, rbfly_set_integer,
 )
 from rbfly.amqp._types cimport (
-    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, Symbol, element_class, from_milliseconds,
-    new_symbol, uuid_of,
+    ELEMENT_TYPES, MAX_DEPTH, MAX_SAME_HASH, AMQPArray, Described, Symbol, element_class,
+    from_milliseconds, new_symbol, uuid_of,
 )
 
 from rbfly.amqp._types import Char
@@ -173,8 +173,10 @@ cdef object fail_key(Cursor *c, const uint8_t *at, object key):
     return decode_error(c, at, f'map key of unhashable type {type(key).__name__}')
 
 
-cdef object fail_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count):
+cdef object fail_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth):
     cdef str length = counted(size, 'byte')
+    if depth >= MAX_DEPTH:
+        return fail_depth_at(c, at)
     if count & 1:
         return decode_error(c, at, f'map with an odd number of keys and values ({count})')
     if count > size:
@@ -202,27 +204,64 @@ cdef object take_other_key(Cursor *c, const uint8_t *p, int depth):
     return take_value(c, depth)
 
 
+cdef inline bint is_hash_chosen(uint8_t code) noexcept:
+    """Whether the sender can choose many keys of this type that have the same hash."""
+    return code == codes.UUID or code == codes.DESCRIBED or code >= codes.LIST8
+
+
 cdef object decode_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth):
     cdef const uint8_t *outer = c.end
     cdef const uint8_t *end = c.p + size
     cdef const uint8_t *p
-    cdef Py_ssize_t _i
+    cdef Py_ssize_t i
     cdef dict pairs
-    if depth >= MAX_DEPTH:
-        return fail_depth_at(c, at)
-    if count & 1 or count > size:
-        return fail_map(c, at, size, count)
+    if depth >= MAX_DEPTH or count & 1 or count > size:
+        return fail_map(c, at, size, count, depth)
     c.end = end
     pairs = {}
-    for _i in range(count >> 1):
+    for i in range(count >> 1):
         p = c.p
+        if p < end and is_hash_chosen(p[0]):
+            return decode_pairs(c, at, size, count, depth, outer, pairs, (count >> 1) - i)
         key = take_key(c, p, depth + 1)
         if PyDict_SetItem(pairs, key, take_value(c, depth + 1)) < 0:
             return fail_key(c, p, key)
     if c.p != end:
-        return fail_map(c, at, size, count)
+        return fail_map(c, at, size, count, depth)
     c.end = outer
     return pairs
+
+
+cdef object decode_pairs(
+    Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth,
+    const uint8_t *outer, dict pairs, Py_ssize_t left
+):
+    """Decode the pairs that are left of a map; its keys may have the same hash."""
+    cdef const uint8_t *end = c.end
+    cdef const uint8_t *p
+    cdef Py_ssize_t _i
+    cdef dict hashes = {}
+    for _i in range(left):
+        p = c.p
+        key = take_key(c, p, depth + 1)
+        if PyDict_SetItem(pairs, key, take_value(c, depth + 1)) < 0:
+            return fail_key(c, p, key)
+        if is_hash_chosen(p[0]):
+            note_hash(hashes, c, p, key)
+    if c.p != end:
+        return fail_map(c, at, size, count, depth)
+    c.end = outer
+    return pairs
+
+
+cdef int note_hash(dict hashes, Cursor *c, const uint8_t *at, object key) except -1:
+    """Count a key of a map by its hash, and fail for too many with the same one: the dict compares
+    each of them with all others."""
+    cdef object same = hashes.get(hash(key), 0) + 1
+    hashes[hash(key)] = same
+    if same > MAX_SAME_HASH:
+        decode_error(c, at, f'more than {MAX_SAME_HASH} map keys have the same hash')
+    return 0
 
 
 cdef object decode_array(

@@ -13,7 +13,9 @@ from libc.string cimport memset
 from rbfly._cpython cimport rbfly_list, rbfly_list_give
 from rbfly._wire cimport load_double, load_u32, load_u64
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._decode cimport Cursor, cursor_open, decode_error, decode_value, keep_error
+from rbfly.amqp._decode cimport (
+    Cursor, cursor_open, decode_error, decode_value, keep_error, note_hash,
+)
 from rbfly.amqp._layout cimport (
     VALUE, Layout, build_body, is_one_section, scan, skip_value, take_descriptor,
 )
@@ -318,7 +320,7 @@ cdef object take_dict(Plan plan, Cursor *c, int depth):
     cdef Items items
     cdef Py_ssize_t _i
     cdef PyObject *found
-    cdef dict result
+    cdef dict result, hashes = {}
     if not open_items(c, &items, codes.MAP8, depth) or items.count & 1:
         c.p = at
         return fail_items(plan, c, depth)
@@ -336,6 +338,8 @@ cdef object take_dict(Plan plan, Cursor *c, int depth):
             result[key] = value
         except TypeError:
             raise AMQPDecoderError(f'map key of unhashable type {name_of(key)}', at - c.start)
+        if type(key) is not str and type(key) is not int:   # whose hashes the sender may choose
+            note_hash(hashes, c, at, key)
     close_items(c, &items, at, 'map')
     return result
 

@@ -4,10 +4,11 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-# Limits on nesting, and on zero-width elements in a message.
+# Limits on nesting, on zero-width elements in a message, and on keys of a map with the same hash.
 cdef enum:
     MAX_DEPTH = 100
     MAX_ZERO_WIDTH = 65536
+    MAX_SAME_HASH = 64
     MAX_ITEMS = 1 << 28         # in a sequence other than list and tuple
 
 cdef enum:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import enum
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, InitVar
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 from uuid import UUID
 
@@ -44,6 +46,7 @@ __all__ = ['PLANS', 'plan_of']
 PLANS: dict[Any, Plan] = {}  # by type
 PLANS_MAX = 256
 CLASSES_MAX = 1000  # that a type refers to
+SAME_HASH = 64  # items of a set with the same hash
 
 SCALARS: dict[Any, str] = {
     Any: 'Any',
@@ -239,7 +242,9 @@ class Schema:
             item = self.item(args[0] if args else Any, scope, f'{where}[]').plan
             plan = Plan(name).list_of(item)
             if origin in SETS:
-                plan = Plan(name).made_by(SETS[origin], plan)
+                make = SETS[origin]
+                safe = args and args[0] in (str, int, bytes)
+                plan = Plan(name).made_by(make if safe else partial(distinct, make), plan)
             return Item(plan, ['list'])
         if origin in MAPS:
             key, value = args or (Any, Any)
@@ -370,6 +375,19 @@ class Schema:
         found = [Field(name, name, kind, NO_DEFAULT, None) for name, kind in hints.items()]
         optional = tuple(name for name in hints if name not in cls.__required_keys__)
         plan.record(cls, 'pairs', self.planned(cls, found, scope), optional)
+
+
+def distinct(make: Callable[[set[Any]], Any], items: list[Any]) -> Any:
+    """Return the set of some items; the sender may have chosen their hashes, as in maps."""
+    found = set[Any]()
+    hashes = Counter[int]()
+    for item in items:
+        if item not in found:
+            found.add(item)
+            hashes[hash(item)] += 1
+            if hashes[hash(item)] > SAME_HASH:
+                raise ValueError(f'more than {SAME_HASH} items have the same hash')
+    return make(found)
 
 
 def resolve(kind: Any, scope: Mapping[Any, Any]) -> Any:
