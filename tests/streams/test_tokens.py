@@ -2,12 +2,13 @@
 
 import asyncio
 import pickle
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.error import ArgumentError
 from rbfly.net import credentials as renewal
 from rbfly.streams import events
 from rbfly.testing import StreamBroker
@@ -324,6 +325,15 @@ def test_client_in_another_event_loop_asks_again() -> None:
 # -- arguments and secrets
 
 
+class Undecided(tzinfo):
+    """A time zone without an offset: its datetimes are naive."""
+
+    def utcoffset(self, moment: datetime | None) -> None:
+        return None
+
+    dst = tzname = utcoffset
+
+
 @pytest.mark.parametrize(
     ('arguments', 'error'),
     [
@@ -331,12 +341,22 @@ def test_client_in_another_event_loop_asks_again() -> None:
         (('u', b'p'), 'password must be str, not bytes'),
         (('u', 'p', 60), 'expires must be datetime'),
         (('u', 'p', datetime(2030, 1, 1)), 'aware'),
+        (('u', 'p', datetime(2030, 1, 1, tzinfo=Undecided())), 'aware'),
         (('u\0', 'p'), 'NUL'),
+        (('\udcff', 'p'), 'surrogate'),
     ],
 )
 def test_arguments_of_credentials(arguments: Any, error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         rbs.Credentials(*arguments)
+
+
+def test_password_that_is_not_unicode_is_in_no_error() -> None:
+    """As `os.environ` returns one that is not UTF-8."""
+    with pytest.raises(ArgumentError, match='surrogate') as caught:
+        rbs.Credentials('me', SECRET + '\udcff')
+    assert caught.value.__context__ is None
+    assert SECRET not in str(caught.value)
 
 
 def test_credentials_show_no_password() -> None:

@@ -31,7 +31,7 @@ class Credentials:
     :param expires: aware datetime from which the broker no longer accepts the password; None if it
         does not expire.
     :raises TypeError: an argument has the wrong type.
-    :raises ValueError: an argument contains a NUL, or the datetime is naive.
+    :raises ValueError: an argument contains a NUL or a lone surrogate, or the datetime is naive.
     """
 
     __slots__ = ('expires', 'password', 'username')
@@ -43,9 +43,12 @@ class Credentials:
         if not isinstance(password, str):  # no error shows it
             raise ArgumentTypeError(f'password must be str, not {type(password).__name__}')
         check_type('expires', expires, datetime.datetime, None)
-        if '\0' in username or '\0' in password:
-            raise ArgumentError('neither username nor password may contain a NUL')
-        if expires is not None and expires.tzinfo is None:
+        # Encoding finds lone surrogates too, but later, and its error contains the password.
+        if any(item == '\0' or '\ud800' <= item <= '\udfff' for item in username + password):
+            raise ArgumentError(
+                'neither username nor password may contain a NUL or a lone surrogate'
+            )
+        if expires is not None and expires.utcoffset() is None:
             raise ArgumentError('expires must be an aware datetime: pass one with a tzinfo')
         self.username: str = username
         self.password: str = password
