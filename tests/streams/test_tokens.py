@@ -293,6 +293,23 @@ async def test_refused_renewal_reconnects(version: Any, caplog: pytest.LogCaptur
     assert len(lines) == 1
 
 
+async def test_renewal_with_a_token_that_exceeds_a_frame_reconnects() -> None:
+    """The limit of frames applies after signing on, where the token fits."""
+    token = SECRET * 100
+    async with StreamBroker(users={'guest': token}) as broker:
+        tokens = Tokens(lifetime=1)
+        tokens.password = token
+        async with rbs.streams_client(
+            without_user(broker), credentials=tokens, frame_max=512
+        ) as client:
+            found = client.events()
+            await client.ping()
+            tokens.lifetime = None
+            event = await find(found, events.RenewalRefused)
+            assert 'needs a frame of' in str(event.error)
+            await client.ping()
+
+
 async def test_client_that_is_closed_renews_no_more() -> None:
     async with StreamBroker() as broker:
         tokens = Tokens(lifetime=0.1)

@@ -9,6 +9,7 @@ from math import inf
 from weakref import WeakKeyDictionary
 
 from ..error import (
+    ArgumentError,
     ArgumentTypeError,
     CredentialsError,
     ProtocolError,
@@ -172,8 +173,9 @@ class ProvidedLogin(Login):
     async def _authenticate(self, connection: Connection, credentials: Credentials) -> None:
         try:
             await connection.request(credentials.request(self._mechanism))
-        except ProtocolError as ex:
-            text = f'{connection.address}: the broker refused the renewed credentials: {ex}'
+        except (ProtocolError, ArgumentError) as ex:  # or too long for a frame
+            refused = 'the broker refused' if isinstance(ex, ProtocolError) else 'cannot send'
+            text = f'{connection.address}: {refused} the renewed credentials: {ex}'
             connection.on_renewal_refused(StreamConnectionError(text))
         except StreamConnectionError:
             pass  # the connection is lost, or so busy that the broker may close it
