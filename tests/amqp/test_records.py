@@ -1,4 +1,4 @@
-"""Objects with fields are encoded as maps."""
+"""Objects with fields are encoded as maps, or in the form that their library chooses."""
 
 import dataclasses
 from datetime import date, time
@@ -14,7 +14,7 @@ from typed_values import EVERYTHING, MODEL, NAMES, ORDER, RAW, STRUCT, Level, Or
 import rbfly.streams as rbs
 import rbfly.types as t
 from rbfly.amqp import decode_amqp, encode_amqp_bytes, stream_message_ctx
-from rbfly.error import AMQPEncoderTypeError, AMQPEncoderValueError
+from rbfly.error import AMQPEncoderIntegerError, AMQPEncoderTypeError, AMQPEncoderValueError
 
 
 def sent(body: Any) -> Any:
@@ -86,6 +86,54 @@ class Model(pydantic.BaseModel):
 
 def test_models_use_their_own_serializers() -> None:
     assert sent(Model(names={'a'})) == {'names': ['a'], 'price': 1.0}
+
+
+class Point(msgspec.Struct, array_like=True):
+    x: int
+    label: str = 'a'
+
+
+class Numbers(pydantic.RootModel[list[int]]):
+    """A list."""
+
+
+class Maybe(pydantic.RootModel[Decimal | None]):
+    """A number, or none."""
+
+
+class Drawing(pydantic.BaseModel):
+    numbers: Numbers
+    best: Maybe = Maybe(None)
+
+
+class Itself(pydantic.BaseModel):
+    def model_dump(self, **_: Any) -> Any:
+        return self
+
+
+@pytest.mark.parametrize(
+    ('body', 'expected'),
+    [
+        (Point(1), [1, 'a']),
+        (Numbers([1, 2]), [1, 2]),
+        (Maybe(Decimal('1.5')), '1.5'),
+        (Drawing(numbers=Numbers([3])), {'numbers': [3], 'best': None}),
+    ],
+)
+def test_objects_that_are_no_maps(body: Any, expected: Any) -> None:
+    kind: Any = type(body)
+    for _ in range(2):  # the class is known the second time
+        assert sent(body) == expected
+        assert sent([{'a': body}]) == [{'a': expected}]
+        assert decode_amqp(encode_amqp_bytes(body), type=kind).body == body
+    assert decode_amqp(encode_amqp_bytes([body]), type=list[kind | None]).body == [body]
+
+
+def test_errors_of_objects_that_are_no_maps() -> None:
+    with pytest.raises(AMQPEncoderIntegerError, match=r'^body\[0\]\[0\]: '):
+        encode_amqp_bytes([Point(2**64)])
+    with pytest.raises(AMQPEncoderValueError, match='nested more than 100 deep'):
+        encode_amqp_bytes(Itself())
 
 
 def test_errors_name_the_field() -> None:

@@ -18,7 +18,7 @@ from rbfly._wire cimport (
 )
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport rbfly_ascii_data
-from rbfly.amqp._records cimport READERS, fields_of
+from rbfly.amqp._records cimport NO_FIELDS, READERS, fields_of
 from rbfly.amqp._scalars cimport (
     encode_binary, encode_integer, encode_symbol, encode_text, encode_unsigned, fail_size,
     put_double, put_integer, put_long_text, put_sized, put_uuid,
@@ -454,6 +454,15 @@ cdef int encode_array(OutBuffer *out, AMQPArray value, int depth) except -1:
     return close_compound(out, first, count, codes.ARRAY8)
 
 
+cdef int encode_fields(OutBuffer *out, object found, int depth) except -1:
+    """Append what `fields_of` has returned."""
+    if type(found) is dict or type(found) is list:
+        return encode_branch(out, found, depth)
+    if depth >= MAX_DEPTH:      # a model may return itself
+        fail_depth()
+    return encode_value(out, found, depth + 1)
+
+
 cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
     """Append a value of a less common type."""
     kind = type(value)
@@ -471,7 +480,7 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
     if kind is AMQPArray:
         return encode_array(out, value, depth)
     if READERS.get(kind) is not None:
-        return encode_map(out, fields_of(value), depth, KEYS_ANY)
+        return encode_fields(out, fields_of(value), depth)
     for base in kind.__mro__:
         code = WIRE_CLASSES.get(base)
         if code is not None:
@@ -492,9 +501,9 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return put_uuid(out, value)
     if isinstance(value, Mapping):
         return encode_map(out, value, depth, KEYS_ANY)
-    pairs = fields_of(value)
-    if pairs is not None:
-        return encode_map(out, pairs, depth, KEYS_ANY)
+    found = fields_of(value)
+    if found is not NO_FIELDS:
+        return encode_fields(out, found, depth)
     if PySequence_Check(value) and not isinstance(value, type):
         if depth >= MAX_DEPTH:
             fail_depth()

@@ -14,7 +14,7 @@ from rbfly.amqp._encode cimport (
     KEYS_ANNOTATION, KEYS_ANY, KEYS_STRING, encode_map, encode_value,
 )
 from rbfly.amqp._message cimport Message
-from rbfly.amqp._records cimport fields_of
+from rbfly.amqp._records cimport NO_FIELDS, fields_of
 from rbfly.amqp._sections cimport PROPERTY_NAMES, AMQPProperties
 from rbfly.amqp._types cimport (
     MAX_DEPTH, AMQPArray, Described, Symbol, clip, is_datetime, is_uuid, plain_dict, plain_list,
@@ -87,8 +87,10 @@ cdef class Search:
         try:
             if isinstance(value, Mapping):
                 pairs = plain_dict(value)
-            elif (pairs := fields_of(value)) is not None:
-                pass
+            elif (fields := fields_of(value)) is not NO_FIELDS:
+                if type(fields) is not dict:
+                    return self.find(fields, depth + 1)
+                pairs = fields
             elif PySequence_Check(value):
                 items = plain_list(value)
             elif self.fails(value, depth, NO_KEY):

@@ -15,6 +15,7 @@ cdef enum:
 cdef dict READERS = {}
 cdef dict CONVERTERS = {}   # by class; None for values that need none
 cdef object NO_READER = object()
+cdef object NO_FIELDS = object()
 
 # Classes whose objects are sent as text, by module and name: the modules need not be imported.
 cdef set TEXTS = {('decimal', 'Decimal'), ('datetime', 'date'), ('datetime', 'time')}
@@ -91,7 +92,7 @@ cdef object reader_of(object kind):
     ])
 
 
-cdef dict fields_of(object value):
+cdef object fields_of(object value):
     cdef object kind = type(value)
     cdef object reader = READERS.get(kind, NO_READER)
     cdef dict pairs
@@ -100,7 +101,7 @@ cdef dict fields_of(object value):
             READERS.clear()
         reader = READERS[kind] = reader_of(kind)
     if reader is None:
-        return None
+        return NO_FIELDS
     if type(reader) is not tuple:
         return plain(reader(value), 0)
     pairs = {}

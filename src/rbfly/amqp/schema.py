@@ -216,6 +216,8 @@ class Schema:
 
     def union(self, kind: Any, args: Sequence[Any], scope: Mapping[Any, Any], where: str) -> Item:
         """A value of one of several types, which must differ in their kinds on the wire."""
+        if any(getattr(arg, '__pydantic_root_model__', False) for arg in args):
+            return Item(pydantic_plan(resolve(kind, scope)), [*EVERY_KIND])
         items = [self.item(arg, scope, where) for arg in args]
         if any(item.kinds is EVERY_KIND for item in items):
             return self.scalar('Any')
