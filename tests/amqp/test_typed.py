@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from enum import Enum
 from random import Random
 from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 from uuid import UUID
@@ -102,6 +103,7 @@ def test_every_kind_of_field() -> None:
         (int | float, 1.5, 1.5),
         (float | None, 1, 1.0),
         (Annotated[int, 'note'], 1, 1),
+        (list[Annotated[int, ['note']]], [1], [1]),
         (typing.NewType('Id', int), 1, 1),
         (Literal[1, 'a'], 'a', 'a'),
         (Level | str, 2, Level.HIGH),
@@ -341,9 +343,23 @@ class Undefined:
     value: 'Missing'  # type: ignore[name-defined]  # noqa: F821
 
 
+BRACKETED: Any = [int]
+
+
+@dataclass
+class Bracketed:
+    value: BRACKETED
+
+
+Lists: Any = Enum('Lists', {'SHORT': [1]})
+
+
 @pytest.mark.parametrize(
     ('kind', 'text'),
     [
+        (Bracketed, "Bracketed.value: cannot decode [<class 'int'>] from AMQP 1.0"),
+        ({'a': int}, 'cannot decode {'),
+        (list[Lists], 'list[Lists][]: cannot decode Lists from AMQP 1.0: its members'),
         (Recursive, 'cannot decode Recursive from AMQP 1.0'),
         (Unsupported, 'Unsupported.value: cannot decode Recursive from AMQP 1.0'),
         (

@@ -180,13 +180,18 @@ class Schema:
                 raise ForeignError
             return self.item(args[0], scope, where)
         name = name_of(kind)
-        if kind in SCALARS:
-            return self.scalar(SCALARS[kind])
-        if kind in TEXTS:
-            plan = Plan(name).made_by(TEXTS[kind], Plan('str').scalar('str'))
-            return Item(plan, ['str'])
-        if kind in INSTANCES:
-            return Item(Plan(name).instance(kind), [INSTANCES[kind]])
+        if origin is None:
+            try:
+                hash(kind)
+            except TypeError:  # such as [int] in place of list[int]
+                self.fail(kind, where)
+            if kind in SCALARS:
+                return self.scalar(SCALARS[kind])
+            if kind in TEXTS:
+                plan = Plan(name).made_by(TEXTS[kind], Plan('str').scalar('str'))
+                return Item(plan, ['str'])
+            if kind in INSTANCES:
+                return Item(Plan(name).instance(kind), [INSTANCES[kind]])
         if hasattr(kind, '__value__'):
             return self.alias(kind, scope, where)
         if origin in WRAPPERS:
@@ -271,7 +276,11 @@ class Schema:
         if is_pydantic(cls):
             return Item(pydantic_plan(kind), ['dict'])
         if issubclass(cls, enum.Enum):
-            return self.members({member.value: member for member in cls}, cls, name_of(kind))
+            try:
+                values = {member.value: member for member in cls}
+            except TypeError:
+                self.fail(kind, where, 'its members have values without a hash')
+            return self.members(values, cls, name_of(kind))
         for base in (int, float):
             if issubclass(cls, base) and cls.__module__ == Float32.__module__:
                 item = self.scalar(base.__name__)
