@@ -61,7 +61,7 @@ def check_binding_keys(partitions: int | None, binding_keys: Iterable[str] | Non
     if partitions is not None:
         check_integer('partitions', partitions, 1, PARTITIONS_MAX)
         return [str(number) for number in range(partitions)]
-    if isinstance(binding_keys, str):
+    if isinstance(binding_keys, str | set | frozenset):  # each process orders a set differently
         raise ArgumentTypeError(f'binding_keys must be a sequence of str, not {binding_keys!r}')
     check_type('binding_keys', binding_keys, Iterable)
     keys = list(binding_keys or ())

@@ -312,6 +312,7 @@ async def test_raw_arguments(client: rbs.StreamsClient, name: str, stream_name: 
         ({'partitions': 10_001}, ValueError, 'partitions must be from 1 to 10000'),
         ({'partitions': '3'}, TypeError, 'partitions must be int, not str'),
         ({'binding_keys': 'emea'}, TypeError, "binding_keys must be a sequence of str, not 'emea'"),
+        ({'binding_keys': {'emea'}}, TypeError, "binding_keys must be a sequence of str, not {'em"),
         ({'binding_keys': 3}, TypeError, 'binding_keys must be Iterable, not int'),
         ({'binding_keys': [1]}, TypeError, 'binding_keys must be str, not int'),
         ({'binding_keys': []}, ValueError, 'number of binding_keys must be from 1 to 10000'),

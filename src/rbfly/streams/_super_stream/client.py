@@ -88,8 +88,8 @@ class SuperStream:
 
         :param partitions: number of partitions: `orders-0`, `orders-1`, ...  At most 10,000; since
             RabbitMQ 4.2.9 and 4.3.3, at most 1,000 unless the broker is configured otherwise.
-        :param binding_keys: or a key for each partition: `orders-emea`, `orders-apac`, ...  See
-            `by_key`.
+        :param binding_keys: or a key for each partition, in their order: `orders-emea`,
+            `orders-apac`, ...  See `by_key`.
         :param leader_locator: how the broker chooses the node of each leader; by default the
             leaders are distributed over all nodes.
         :raises ProtocolError: the broker refused, e.g. because the super stream exists with other
