@@ -25,11 +25,22 @@ def check_type(name: str, value: object, *types: type | None) -> None:
         raise ArgumentTypeError(f'{name} must be {expected}, not {type(value).__name__}')
 
 
+def number_text(value: object) -> str:
+    """Return a number as text for an error: Python refuses that for an int of thousands of digits.
+
+    :param value: a number, or a tuple of numbers.
+    """
+    try:
+        return str(value)
+    except ValueError:
+        return 'a number with too many digits'
+
+
 def check_integer(name: str, value: object, low: int, high: int) -> None:
     """Check that an argument is an int from `low` to `high`, both included."""
     check_type(name, value, int)
     if not low <= value <= high:  # type: ignore[operator]
-        raise ArgumentError(f'{name} must be from {low} to {high}, not {value}')
+        raise ArgumentError(f'{name} must be from {low} to {high}, not {number_text(value)}')
 
 
 def check_timeout(name: str, value: object, *, positive: bool = False) -> None:
@@ -38,7 +49,7 @@ def check_timeout(name: str, value: object, *, positive: bool = False) -> None:
         return
     check_type(name, value, int, float, None)
     if not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
-        raise ArgumentError(f'{name} must be 0 or more seconds, not {value}')
+        raise ArgumentError(f'{name} must be 0 or more seconds, not {number_text(value)}')
     if positive and not value:
         raise ArgumentError(f'{name} must be above 0 seconds, or None for no limit')
 

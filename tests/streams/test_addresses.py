@@ -190,6 +190,7 @@ async def test_properties_of_client_and_server() -> None:
         ({'client_properties': 'x'}, 'client_properties must be'),
         ({'client_properties': {'x': 1}}, "client property 'x' must be str"),
         ({'client_properties': {'connection_name': 'x'}}, 'pass connection_name'),
+        ({'client_properties': {'x': '\ud800'}}, 'is not valid Unicode'),
         ({'client_properties': {'x': 'y' * 5000}}, '5005 bytes, more than 4096'),
     ],
 )

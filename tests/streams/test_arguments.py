@@ -202,6 +202,27 @@ def test_number_out_of_range_is_a_value_error() -> None:
             rbs.Offset.offset(-1)
 
 
+HUGE = 10**5000  # Python refuses to write it
+
+
+@pytest.mark.parametrize(
+    ('call', 'error'),
+    [
+        (lambda: rbs.Offset.offset(HUGE), OverflowError),
+        (lambda: rbs.Offset.timestamp(HUGE), OverflowError),
+        (lambda: rbs.streams_client(URI, heartbeat=HUGE), ArgumentError),
+        (lambda: rbs.streams_client(URI, connect_timeout=HUGE), ArgumentError),
+        (lambda: rbs.streams_client(URI, busy_poll=HUGE), ArgumentError),
+        (lambda: rbs.streams_client(URI, backoff=(HUGE, 1)), ArgumentError),
+        (lambda: rbs.streams_client(URI).subscribe('s', until=HUGE), ArgumentTypeError),  # type: ignore[call-overload]
+        (lambda: rbs.streams_client(URI).subscribe('s', offset=HUGE), ArgumentTypeError),  # type: ignore[call-overload]
+    ],
+)
+def test_number_with_too_many_digits(call: Callable[[], Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match='a number with too many digits'):
+        call()
+
+
 def test_filter_accepts_values_from_a_generator() -> None:
     wanted = rbs.MessageFilter(str, (value for value in 'ab'))  # type: ignore[arg-type]
     for _ in range(2):

@@ -16,6 +16,7 @@ from libc.stdint cimport int64_t, uint8_t
 from rbfly._wire cimport load_u64
 from rbfly.amqp cimport _constructors as codes
 
+from rbfly.checks import number_text
 from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
 )
@@ -207,7 +208,7 @@ class _Integer(int):
         if not cls._min <= self <= cls._max:
             raise AMQPEncoderOverflowError(
                 f'{cls.__name__} must be from {cls._min} to {cls._max},'
-                f' not {int.__repr__(self)[:40]}'
+                f' not {number_text(self)[:40]}'
             )
         return self
 
@@ -260,11 +261,11 @@ class Float32(float):
     __slots__ = ()
 
     def __new__(cls, value=0.0, /):
-        number = float(value)
         try:
+            number = float(value)
             rounded = struct.unpack('>f', struct.pack('>f', number))[0]
         except OverflowError:
-            raise AMQPEncoderOverflowError(f'{number!r} is out of range for Float32') from None
+            raise AMQPEncoderOverflowError(f'{clip(value)} is out of range for Float32') from None
         return float.__new__(cls, rounded)
 
     def __repr__(self):

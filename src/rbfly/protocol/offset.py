@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from typing import ClassVar
 
+from ..checks import number_text
 from ..error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
 from ..later import datetime
 from ..record import CheckedRecord
@@ -81,7 +82,7 @@ class Offset(CheckedRecord):
                 low, high, unit = (-(2**63), 2**63, 1000)
             if not low <= self.value * unit < high:
                 raise ArgumentOverflowError(
-                    f'{self.type.name.lower()} is out of range: {self.value}'
+                    f'{self.type.name.lower()} is out of range: {number_text(self.value)}'
                 )
 
     FIRST: ClassVar[Offset]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..checks import check_integer, check_stream, check_timeout, check_type
+from ..checks import check_integer, check_stream, check_timeout, check_type, number_text
 from ..error import ArgumentError, ArgumentTypeError, URIError
 from ..later import datetime
 from ..net.login import AuthMechanism
@@ -41,7 +41,7 @@ def check_settings(settings: Settings) -> Settings:
     if settings.busy_poll is not None and not 0 < settings.busy_poll <= BUSY_POLL_MAX:
         raise ArgumentError(
             f'busy_poll must be None, or above 0 and at most {BUSY_POLL_MAX} seconds, not'
-            f' {settings.busy_poll}'
+            f' {number_text(settings.busy_poll)}'
         )
     for name, least in (('heartbeat', 1), ('frame_max', FRAME_MIN)):
         if getattr(settings, name) is not None:
@@ -75,7 +75,9 @@ def check_backoff(backoff: tuple[Any, ...]) -> None:
         for seconds in backoff:
             check_type('backoff', seconds, int, float)
         if not 0 < backoff[0] <= backoff[1] < float('inf'):
-            raise ArgumentError(f'backoff must be 0 < first <= longest seconds, not {backoff}')
+            raise ArgumentError(
+                f'backoff must be 0 < first <= longest seconds, not {number_text(backoff)}'
+            )
 
 
 def check_client_properties(properties: Mapping[str, str]) -> None:
@@ -88,7 +90,7 @@ def check_client_properties(properties: Mapping[str, str]) -> None:
                 f'client property {name!r} is set by RbFly'
                 + ('; pass connection_name' if name == 'connection_name' else '')
             )
-    size = sum(len(f'{name}{text}'.encode()) + 4 for name, text in properties.items())
+    size = sum(len(commands.string(part)) for item in properties.items() for part in item)
     if size > PROPERTIES_MAX:
         raise ArgumentError(f'client_properties have {size} bytes, more than {PROPERTIES_MAX}')
 
@@ -185,9 +187,10 @@ def check_filter(filter: MessageFilter) -> None:
 def check_until(until: object, start: Offset | OffsetSource) -> None:
     """Check where a subscription ends."""
     if isinstance(until, int | float):
+        number = number_text(until)
         raise ArgumentTypeError(
-            f'until={until} may be an offset or a time: pass Offset.offset({until}) or'
-            f' Offset.timestamp({until})'
+            f'until={number} may be an offset or a time: pass Offset.offset({number}) or'
+            f' Offset.timestamp({number})'
         )
     check_type('until', until, str, Offset, datetime.datetime, None)
     if isinstance(until, str) and until != 'now':
@@ -210,7 +213,7 @@ def instead_of(start: int | str | datetime.datetime) -> str:
     if isinstance(start, datetime.datetime):
         return 'pass Offset.timestamp(time)'
     if isinstance(start, int):
-        return f'pass Offset.offset({start})'
+        return f'pass Offset.offset({number_text(start)})'
     if start.upper() in ('FIRST', 'LAST', 'NEXT'):
         return f'pass Offset.{start.upper()}'
     return f'pass Offset.reference({start!r}) to start after a stored offset'
