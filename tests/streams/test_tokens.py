@@ -14,6 +14,7 @@ from rbfly.streams import events
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.fake_broker import FakeBroker, Step
+from tests.inside import connection_of
 from tests.next_event import find
 
 SECRET = 'token-s3cr3t'
@@ -308,6 +309,31 @@ async def test_renewal_with_a_token_that_exceeds_a_frame_reconnects() -> None:
             event = await find(found, events.RenewalRefused)
             assert 'needs a frame of' in str(event.error)
             await client.ping()
+
+
+async def test_connection_that_was_too_busy_to_renew_is_renewed_later() -> None:
+    """As during an alarm, when the broker reads nothing: the connection stays open."""
+    async with StreamBroker() as broker:
+        broker.create_stream('orders')
+        tokens = Tokens(lifetime=1)
+        async with (
+            rbs.streams_client(
+                without_user(broker), credentials=tokens, request_timeout=0.1
+            ) as client,
+            client.publisher('orders') as publisher,
+        ):
+            await publisher.send(0)
+            connection = connection_of(publisher)
+            broker.stall()
+            confirmation = await publisher.submit(1)
+            sent = connection.requests_sent
+            await until(lambda: connection.requests_sent > sent, 'the connection is renewed')
+            await until(lambda: not connection.pending_requests, 'that request has timed out')
+            broker.heal()
+            await confirmation
+            sent = connection.requests_sent
+            await until(lambda: connection.requests_sent > sent, 'it is renewed again')
+            assert connection_of(publisher) is connection
 
 
 async def test_client_that_is_closed_renews_no_more() -> None:

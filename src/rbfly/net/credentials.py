@@ -178,11 +178,11 @@ class ProvidedLogin(Login):
             text = f'{connection.address}: {refused} the renewed credentials: {ex}'
             connection.on_renewal_refused(StreamConnectionError(text))
         except StreamConnectionError:
-            pass  # the connection is lost, or so busy that the broker may close it
-        else:
+            pass  # the connection is lost; or it was too busy, and is renewed later
+        if connection.is_open:
             self._set_due(connection, credentials)
-            return
-        self._due_by.pop(connection, None)
+        else:
+            self._due_by.pop(connection, None)
 
 
 async def call(provider: Provider) -> Credentials:
