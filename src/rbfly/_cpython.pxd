@@ -443,7 +443,7 @@ cdef extern from *:
        message.
        Gain: 137 of 1,556 for the context of a message of ten bytes, encoded. */
     #define RBFLY_CONTEXTS 64
-    #define RBFLY_CONTEXT_REFERENCES 4
+    #define RBFLY_CONTEXT_REFERENCES 5
     #define RBFLY_CONTEXT_HEAD (sizeof(PyObject) + sizeof(void *))
     #define RBFLY_CONTEXT_TAIL 56
     #define RBFLY_CONTEXT_SIZE \

@@ -403,6 +403,25 @@ def test_a_changed_instance_is_encoded_and_an_unchanged_message_is_sent_as_recei
     assert other.app_properties == {'a': 1}
 
 
+@pytest.mark.parametrize(
+    ('body', 'kind'),
+    [
+        (RAW | {'new': 2}, Order),
+        (RAW | {'new': 2}, OrderDict),
+        ([RAW | {'new': 2}], list[Order]),
+        ('12.50', Decimal),
+        (['a', 'b'], set[str]),
+    ],
+)
+def test_an_unchanged_message_is_sent_with_what_its_type_lacks(body: Any, kind: Any) -> None:
+    """Such as the fields that a publisher has added."""
+    raw = encode_amqp_bytes(stream_message_ctx(body, app_properties={'a': 1}))
+    ctx = decode_amqp(raw, type=kind)
+    assert encode_amqp_bytes(ctx) == encode_amqp_bytes(copy.copy(ctx)) == raw
+    ctx.app_properties['b'] = 2
+    assert decode_amqp(encode_amqp_bytes(ctx)).body == body
+
+
 def test_messages_without_a_body_or_with_unusual_sections() -> None:
     with pytest.raises(AMQPDecoderError, match='expected Order, got None'):
         decode_amqp(b'', type=Order)

@@ -36,7 +36,7 @@ from rbfly.amqp._scalars cimport encode_binary, encode_text, put_double
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
 )
-from rbfly.amqp._typed cimport type_body
+from rbfly.amqp._typed cimport decode_typed, type_body
 from rbfly.amqp._types cimport DECIMALS, Symbol, clip, plain_dict
 
 from rbfly.amqp._sections import DataBody, SequenceBody
@@ -246,6 +246,8 @@ cdef bint keeps_body(Message ctx) except -1:
         return False
     if not ctx._body_ready or isinstance(body, UNCHANGING):
         return True
+    if ctx._plan is not None:   # a type may lack fields of the message
+        return is_same(body, decode_typed(ctx._plan, ctx._p, ctx._n))
     cursor_open(&c, ctx._p, ctx._p + ctx._body_at, ctx._p + ctx._n)
     return is_same(body, build_body(&c))
 

@@ -8,11 +8,12 @@ from rbfly.amqp._layout cimport Sections
 cdef class Message:
     # Read the body with take_body().  `_body` is valid if `_body_ready` is set; otherwise the body
     # is decoded from the bytes at `_p`, which `_owner` keeps alive.  `_body_at` is -1 if the
-    # program has set the body.
+    # program has set the body.  `_plan` has decoded it to a type of the program; else it is None.
     cdef object _body
     cdef object _owner
     cdef str _stream
     cdef Sections _sections
+    cdef object _plan
     cdef const uint8_t *_p
     cdef Py_ssize_t _n
     cdef Py_ssize_t _body_at

@@ -361,6 +361,11 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
             bool(self.is_set_stream_publish_id),
         )
 
+    def __copy__(self):
+        cdef Message copied = restore_message(*self.__reduce__()[1])
+        copied._plan = self._plan       # which a pickle lacks
+        return copied
+
 
 def restore_message(
     bytes raw, body, bint body_ready, bint body_set, list fields, object error, int replaced,

@@ -491,4 +491,5 @@ cdef int type_body(Plan plan, Message ctx) except -1:
     body = decode_typed(plan, ctx._p, ctx._n)
     ctx._body = body
     ctx._body_ready = True
+    ctx._plan = plan
     return 0
