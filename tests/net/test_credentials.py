@@ -66,9 +66,11 @@ async def test_traceback_with_local_variables_shows_no_password(
     async with FakeBroker(at={step: handler}) as fake:
         client = rbs.streams_client(fake.uri.replace('guest:guest', f'user:{SECRET}'))
         settings = cluster_of(client).settings
+        [endpoint] = settings.endpoints
+        credentials = await endpoint.login.credentials()
         with pytest.raises(RbFlyError) as caught:
             await connect(
-                settings.endpoints[0], '127.0.0.1', settings, lambda step: None, Counters()
+                endpoint, '127.0.0.1', credentials, settings, lambda step: None, Counters()
             )
         if step > Step.SASL_HANDSHAKE:
             assert users(fake)[0] == f'\0user\0{SECRET}'.encode()

@@ -171,6 +171,21 @@ async def test_established_client_asks_again_after_a_refusal() -> None:
         assert broker.messages('orders') == [0, 1]
 
 
+@pytest.mark.own_clock
+async def test_slow_provider_may_take_the_time_of_the_connect() -> None:
+    async with StreamBroker() as broker:
+        calls: list[int] = []
+
+        async def provider() -> rbs.Credentials:
+            calls.append(1)
+            await asyncio.sleep(15)  # longer than a node may take
+            return rbs.Credentials('guest', 'guest')
+
+        async with rbs.streams_client(without_user(broker), credentials=provider) as client:
+            await client.create_stream('x')
+        assert len(calls) == 1
+
+
 @pytest.mark.parametrize('result', [None, ('guest', 'guest')])
 async def test_other_result_of_the_provider(result: Any) -> None:
     async with StreamBroker() as broker:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from ..checks import check_integer, check_type
 from ..error import (
     AuthenticationError,
     ConnectTimeout,
+    CredentialsError,
     FrameError,
     ProtocolError,
     RbFlyError,
@@ -25,6 +27,7 @@ from ..record import replace
 from ..time_limits import time_limit
 from .connection import Connection
 from .handshake import connect
+from .login import Credentials
 from .resolving import Recent, Resolver
 from .retry import Progress, Refusal, is_cut
 from .uri import Address, Endpoint, Settings, at
@@ -139,27 +142,34 @@ class Dialer:
     async def dial(self, info: Endpoint, limit: float, progress: Progress) -> Connection | None:
         """Connect to an address of a host; each one has its share of the time.
 
+        The program may take all of that time to return credentials: they serve every address.
+
         If all fail, and another try may succeed, set `progress.error` and return None.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + limit
+        hosts: list[str] = []
+        share = limit
         try:
+            progress.on_step('asking for credentials')
+            async with time_limit(None if limit == inf else limit):
+                credentials = await info.login.credentials()
+            end = loop.time() + limit
             progress.on_step('resolving the host name')
-            async with time_limit(first := min(ADDRESS_TIMEOUT, limit)):
+            async with time_limit(share := min(ADDRESS_TIMEOUT, limit)):
                 hosts = await self._resolver.resolve(info.host, info.port, limit)
+        except CredentialsError as ex:
+            self._on_failure(ex, progress)
         except TimeoutError:
-            self._on_timeout(info, first, progress)
-            hosts = []
+            self._on_timeout(info, share, progress)
         except (OSError, ValueError, OverflowError) as ex:
             error = StreamConnectionError(f'{info}: {ex}')
             error.__cause__ = ex
             self._on_failure(error, progress)
-            hosts = []
         for index, host in enumerate(hosts):
             left = max(0.0, end - loop.time())
             share = min(ADDRESS_TIMEOUT, left / (len(hosts) - index))
             self._resolver.on_try(host, info.port)
-            if connection := await self._dial_host(info, host, share, progress):
+            if connection := await self._dial_host(info, host, credentials, share, progress):
                 return connection
         if hosts:
             self._resolver.on_try(hosts[0], info.port)  # the next attempt begins with another one
@@ -167,13 +177,13 @@ class Dialer:
         return None
 
     async def _dial_host(
-        self, info: Endpoint, host: str, limit: float, progress: Progress
+        self, info: Endpoint, host: str, credentials: Credentials, limit: float, progress: Progress
     ) -> Connection | None:
         """Connect to an IP address; if that fails, do as :meth:`dial`."""
         try:
             async with time_limit(limit):
                 connection = await connect(
-                    info, host, self._settings, progress.on_step, self._counters
+                    info, host, credentials, self._settings, progress.on_step, self._counters
                 )
         except TimeoutError:
             self._on_timeout(info, limit, progress)

@@ -30,6 +30,7 @@ PROPERTIES = {
 async def connect(
     endpoint: Endpoint,
     host: str,
+    credentials: Credentials,
     settings: Settings,
     on_step: Callable[[str], None],
     counters: Counters,
@@ -37,14 +38,12 @@ async def connect(
     """Connect to a node, authenticate and open the virtual host.
 
     :param host: IP address of the node.
+    :param credentials: those of the endpoint's login.
     :param on_step: called with a description of each step; steps have no timeout of their own.
-    :raises StreamConnectionError: the node cannot be reached, the connection was lost, or there are
-        no credentials.
+    :raises StreamConnectionError: the node cannot be reached, or the connection was lost.
     :raises ProtocolError: the broker refused the user, the mechanism or the virtual host.
     """
     loop, address = asyncio.get_running_loop(), endpoint.address
-    on_step('asking for credentials')
-    credentials = await endpoint.login.credentials()
     on_step('connecting')
     try:
         _, connection = await loop.create_connection(
