@@ -44,6 +44,13 @@ from tests.sizes import sized
 T = TypeVar('T')
 
 
+class Planet(Enum):
+    """Members whose values are sent as lists."""
+
+    MARS = (0.6, 3)
+    EARTH = (5.9, 6)
+
+
 def decode(body: Any, kind: Any) -> Any:
     return decode_amqp(encode_amqp_bytes(body), type=kind).body
 
@@ -107,6 +114,9 @@ def test_every_kind_of_field() -> None:
         (typing.NewType('Id', int), 1, 1),
         (Literal[1, 'a'], 'a', 'a'),
         (Level | str, 2, Level.HIGH),
+        (Planet, [5.9, 6], Planet.EARTH),
+        (Planet | None, [5.9, 6], Planet.EARTH),
+        (list[Planet], [[0.6, 3], [5.9, 6]], [*Planet]),
         (Place, [1, 2], Place(1, 2.0)),
         (Any, {'a': None}, {'a': None}),
         (None, 1, 1),  # no type

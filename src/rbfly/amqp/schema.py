@@ -215,7 +215,7 @@ class Schema:
         return found
 
     def members(self, values: dict[Any, Any], make: Callable[[Any], Any] | None, name: str) -> Item:
-        kinds = {name_of(type(value)) for value in values}
+        kinds = {'list' if type(value) is tuple else name_of(type(value)) for value in values}
         known = sorted(kinds) if kinds <= {*EVERY_KIND} else EVERY_KIND
         return Item(Plan(name).one_of(values, make), known)
 
@@ -280,7 +280,7 @@ class Schema:
                 values = {member.value: member for member in cls}
             except TypeError:
                 self.fail(kind, where, 'its members have values without a hash')
-            return self.members(values, cls, name_of(kind))
+            return self.members(values, partial(member_of, cls), name_of(kind))
         for base in (int, float):
             if issubclass(cls, base) and cls.__module__ == Float32.__module__:
                 item = self.scalar(base.__name__)
@@ -386,6 +386,13 @@ class Schema:
         found = [Field(name, name, kind, NO_DEFAULT, None) for name, kind in hints.items()]
         optional = tuple(name for name in hints if name not in cls.__required_keys__)
         plan.record(cls, 'pairs', self.planned(cls, found, scope), optional)
+
+
+def member_of(cls: Any, value: Any) -> Any:
+    """Return the member of an enumeration with a value; a tuple was sent as a list."""
+    if isinstance(value, list) and any(member.value == tuple(value) for member in cls):
+        return cls(tuple(value))
+    return cls(value)
 
 
 def distinct(make: Callable[[set[Any]], Any], items: list[Any]) -> Any:
