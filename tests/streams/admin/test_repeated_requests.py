@@ -13,6 +13,7 @@ from brokers.proxy import Direction, Proxy
 from rbfly.protocol.const import Key
 from rbfly.streams.error import OffsetNotStored, ProtocolError, StreamConnectionError
 from tests import fake_broker as wire
+from tests.brokers import until
 from tests.fake_broker import RESETTING, SILENT, FakeBroker, Handler, Step, refuse
 from tests.streams.publish.test_publish_recovery import default, missing, once
 
@@ -237,6 +238,27 @@ async def test_errors_of_a_super_stream_name_it(client: rbs.StreamsClient) -> No
         with pytest.raises(rbs.StreamDoesNotExist) as caught:
             await call
         assert caught.value.stream == 'nowhere'
+
+
+async def test_failed_query_of_a_super_stream_leaves_no_task() -> None:
+    """The query of another partition, which is not available, would be repeated for ever."""
+
+    def partitions(peer: wire.FakeConnection, request: wire.Frame) -> None:
+        peer.respond(request, ('s-0', 's-1'))
+
+    def query(peer: wire.FakeConnection, request: wire.Frame) -> None:
+        code = rbs.ResponseCode.STREAM_NOT_AVAILABLE
+        if request.decode().stream == 's-1':
+            code = rbs.ResponseCode.ACCESS_REFUSED
+        refuse(code)(peer, request)
+
+    handlers: dict[int, Handler] = {Key.PARTITIONS: partitions, Key.QUERY_OFFSET: query}
+    async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
+        await client.ping()
+        before = asyncio.all_tasks()
+        with pytest.raises(ProtocolError, match='0x10'):
+            await client.super_stream('s').read_offset('r')
+        await until(lambda: asyncio.all_tasks() == before, 'no query is left')
 
 
 # -- what errors are about

@@ -264,7 +264,12 @@ class SuperStream:
         results: dict[str, T] = {}
         for start in range(0, len(names), AT_ONCE):
             part = names[start : start + AT_ONCE]
-            values = await asyncio.gather(*map(query, part))
+            tasks = [asyncio.ensure_future(query(name)) for name in part]
+            try:
+                values = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:  # if one has failed, the others may wait without a limit
+                    task.cancel()
             results.update(zip(part, values, strict=True))
         return results
 
