@@ -55,10 +55,14 @@ def check_timeout(name: str, value: object, *, positive: bool = False) -> None:
 
 
 def check_stream(stream: str) -> None:
-    """Check that a stream name is not empty and contains no line breaks."""
+    """Check that a stream name is Unicode, is not empty and contains no line breaks."""
     check_type('stream', stream, str)
     if not stream or '\r' in stream or '\n' in stream:
         raise ArgumentError(f'stream name must not be empty or contain line breaks: {stream!r}')
+    try:
+        stream.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f'stream name is not valid Unicode: {stream!r}') from None
 
 
 def check_binding_keys(partitions: int | None, binding_keys: Iterable[str] | None) -> list[str]:

@@ -190,6 +190,25 @@ async def test_long_reference_is_refused_before_connecting(call: Call) -> None:
         await call(rbs.streams_client(URI, connect_timeout=0.1))
 
 
+# As the command line and the environment have them, if they are not UTF-8.
+NO_UNICODE: list[Call] = [
+    lambda client: client.create_stream('\udcff'),
+    lambda client: client.create_stream('s', arguments={'x': '\udcff'}),
+    lambda client: client.super_stream('s').create(binding_keys=['\udcff']),
+    lambda client: client.delete_stream('\udcff'),
+    lambda client: client.stream_exists('\udcff'),
+    lambda client: client.super_stream('\udcff').partitions(),
+    lambda client: client.publisher('\udcff').__aenter__(),
+    lambda client: client.subscribe('\udcff').open(),
+]
+
+
+@pytest.mark.parametrize('call', NO_UNICODE)
+async def test_text_that_is_not_unicode_is_refused_before_connecting(call: Call) -> None:
+    with pytest.raises(ArgumentError, match='is not valid Unicode'):
+        await call(rbs.streams_client(URI, connect_timeout=0.1))
+
+
 async def test_write_offset_refuses_offset_out_of_range() -> None:
     for value in (-1, 2**64):
         with pytest.raises(ArgumentError, match=f'value must be from 0 to .*, not {value}'):
