@@ -1,10 +1,11 @@
 """Objects with fields are encoded as maps, or in the form that their library chooses."""
 
 import dataclasses
+from collections import OrderedDict, deque
 from datetime import date, time
 from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pydantic
@@ -53,11 +54,29 @@ class Holder:
     value: Any
 
 
+class Pair(NamedTuple):
+    price: Decimal
+    status: Status
+
+
+class Prices(list[Decimal]):
+    """A list with its own class."""
+
+
 def test_values_in_lists_and_dicts_of_fields() -> None:
     value = [Decimal(1), {'a': (Status.NEW, {date(2024, 5, 17)})}, Place(1, 2.0), Level.LOW]
     expected = ['1', {'a': ['new', ['2024-05-17']]}, [1, 2.0], 1]
     assert sent(Holder(value)) == {'value': expected}
     assert sent(Holder({Status.NEW: time(12)})) == {'value': {'new': '12:00:00'}}
+    prices = [Decimal('1.5')]
+    others = [Pair(Decimal(1), Status.NEW), deque(prices), OrderedDict(a=prices), Prices(prices)]
+    assert sent(Holder(others)) == {'value': [['1', 'new'], ['1.5'], {'a': ['1.5']}, ['1.5']]}
+
+
+@pytest.mark.parametrize('key', [(1, 2), Place(1, 2.0), frozenset({1})])
+def test_a_key_in_a_field_that_has_no_type(key: Any) -> None:
+    with pytest.raises(AMQPEncoderTypeError, match=r"^body\['value'\]\["):
+        encode_amqp_bytes(Holder({key: 1}))
     assert sent(Holder(Holder(Status.NEW))) == {'value': {'value': 'new'}}
 
 

@@ -7,7 +7,7 @@ decimal numbers, dates and times as text.
 
 from enum import Enum
 
-from rbfly.amqp._types cimport MAX_DEPTH
+from rbfly.amqp._types cimport MAX_DEPTH, plain_dict
 
 cdef enum:
     CLASSES_MAX = 1024      # to keep
@@ -26,6 +26,10 @@ def as_value(member):
     return member.value
 
 
+def as_dict(mapping):
+    return plain_dict(mapping)
+
+
 cdef object converter_of(object kind):
     cdef object names = {(base.__module__, base.__name__) for base in type.mro(kind)}
     if issubclass(kind, ENCODED) or ('datetime', 'datetime') in names:
@@ -34,6 +38,11 @@ cdef object converter_of(object kind):
         return as_value
     if issubclass(kind, (set, frozenset)):
         return list
+    if not hasattr(kind, '__dataclass_fields__'):
+        if issubclass(kind, (list, tuple)) or ('collections', 'deque') in names:
+            return list
+        if issubclass(kind, dict):
+            return as_dict
     return None if names.isdisjoint(TEXTS) else str
 
 
@@ -45,7 +54,7 @@ cdef object plain(object value, int depth):
         if not value or depth >= MAX_DEPTH:
             return value
         if kind is dict:
-            return {plain(key, depth + 1): plain(item, depth + 1) for key, item in value.items()}
+            return {plain_key(key): plain(item, depth + 1) for key, item in value.items()}
         return [plain(item, depth + 1) for item in value]
     convert = CONVERTERS.get(kind, NO_READER)
     if convert is NO_READER:
@@ -55,6 +64,11 @@ cdef object plain(object value, int depth):
     if convert is None:
         return value
     return plain(convert(value), depth + 1) if depth < MAX_DEPTH else value
+
+
+cdef object plain_key(object key):
+    cdef object found = plain(key, 0)
+    return key if type(found) is list else found    # which the encoder refuses
 
 
 def dump_model(model):
