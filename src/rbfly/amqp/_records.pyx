@@ -71,6 +71,11 @@ cdef object plain_key(object key):
     return key if type(found) is list else found    # which the encoder refuses
 
 
+def sent_as(value):
+    """The value of a field as a subscription receives it, if AMQP 1.0 has a type for it."""
+    return plain(value, 0)
+
+
 def dump_model(model):
     return model.model_dump(by_alias=True)
 

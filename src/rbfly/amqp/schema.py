@@ -9,7 +9,14 @@ from __future__ import annotations
 import enum
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import (
+    Callable,
+    Hashable,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, InitVar
 from datetime import date, datetime, time
@@ -20,6 +27,7 @@ from uuid import UUID
 
 from ..error import ArgumentTypeError
 from ._plan import NO_DEFAULT, Plan
+from ._records import sent_as
 from ._types import (
     AMQPArray,
     Char,
@@ -197,7 +205,8 @@ class Schema:
         if origin in WRAPPERS:
             return self.item(args[0], scope, where)
         if origin is Literal:
-            return self.members({value: value for value in args}, None, name)
+            kinds = {name_of(type(value)) for value in args}
+            return self.members({value: value for value in args}, kinds, None, name)
         if origin in UNIONS:
             return self.union(kind, args, scope, where)
         return self.collection(kind, scope, where) or self.record(kind, scope, where)
@@ -214,8 +223,13 @@ class Schema:
         self.aliases.pop()
         return found
 
-    def members(self, values: dict[Any, Any], make: Callable[[Any], Any] | None, name: str) -> Item:
-        kinds = {'list' if type(value) is tuple else name_of(type(value)) for value in values}
+    def members(
+        self,
+        values: dict[Any, Any],
+        kinds: set[str],
+        make: Callable[[Any], Any] | None,
+        name: str,
+    ) -> Item:
         known = sorted(kinds) if kinds <= {*EVERY_KIND} else EVERY_KIND
         return Item(Plan(name).one_of(values, make), known)
 
@@ -276,11 +290,11 @@ class Schema:
         if is_pydantic(cls):
             return Item(pydantic_plan(kind), ['dict'])
         if issubclass(cls, enum.Enum):
-            try:
-                values = {member.value: member for member in cls}
-            except TypeError:
-                self.fail(kind, where, 'its members have values without a hash')
-            return self.members(values, partial(member_of, cls), name_of(kind))
+            sent = [(sent_as(member.value), member) for member in cls]
+            others = [item for item in sent if not isinstance(item[0], Hashable)]
+            values = {value: member for value, member in sent if isinstance(value, Hashable)}
+            kinds = {name_of(type(value)) for value, _ in sent}
+            return self.members(values, kinds, partial(member_of, cls, others), name_of(kind))
         for base in (int, float):
             if issubclass(cls, base) and cls.__module__ == Float32.__module__:
                 item = self.scalar(base.__name__)
@@ -388,10 +402,14 @@ class Schema:
         plan.record(cls, 'pairs', self.planned(cls, found, scope), optional)
 
 
-def member_of(cls: Any, value: Any) -> Any:
-    """Return the member of an enumeration with a value; a tuple was sent as a list."""
-    if isinstance(value, list) and any(member.value == tuple(value) for member in cls):
-        return cls(tuple(value))
+def member_of(cls: Any, others: Sequence[tuple[Any, Any]], value: Any) -> Any:
+    """Return the member of an enumeration with a value.
+
+    :param others: members whose values have no hash, after what is sent for them.
+    """
+    for sent, member in others:
+        if sent == value:
+            return member
     return cls(value)
 
 

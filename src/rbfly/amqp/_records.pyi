@@ -1,0 +1,3 @@
+from typing import Any
+
+def sent_as(value: object) -> Any: ...
