@@ -92,7 +92,8 @@ cdef class Plan:
         return self
 
     def one_of(self, dict members not None, make):
-        """A member of an enumeration, or with `make=None` of a Literal, by its value."""
+        """Member of an enumeration by its value; if `make` is None, of a Literal by type and value.
+        """
         self.members = members
         self.make = make
         self.work = ONE_OF

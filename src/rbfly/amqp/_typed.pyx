@@ -136,10 +136,13 @@ cdef object take_other(Plan plan, Cursor *c, int depth):
         value = decode_value(c, depth)
     if plan.work == ONE_OF:
         try:
-            found = plan.members.get(value, NO_DEFAULT)
+            # 1 and True are different members of a Literal, but equal
+            found = plan.members.get(
+                (type(value), value) if plan.make is None else value, NO_DEFAULT
+            )
         except TypeError:           # a list or map has no hash
             found = NO_DEFAULT
-        if found is not NO_DEFAULT and (plan.make is not None or type(found) is type(value)):
+        if found is not NO_DEFAULT:
             return found
         if plan.make is None:
             raise AMQPDecoderError(f'expected {plan.name}, got {clip(value)}', at - c.start)

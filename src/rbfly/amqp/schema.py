@@ -205,8 +205,9 @@ class Schema:
         if origin in WRAPPERS:
             return self.item(args[0], scope, where)
         if origin is Literal:
-            kinds = {name_of(type(value)) for value in args}
-            return self.members({value: value for value in args}, kinds, None, name)
+            sent = [sent_as(arg.value if isinstance(arg, enum.Enum) else arg) for arg in args]
+            values = {(type(key), key): arg for key, arg in zip(sent, args, strict=True)}
+            return self.members(values, {name_of(type(key)) for key in sent}, None, name)
         if origin in UNIONS:
             return self.union(kind, args, scope, where)
         return self.collection(kind, scope, where) or self.record(kind, scope, where)
