@@ -213,45 +213,39 @@ cdef object decode_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t
     cdef const uint8_t *outer = c.end
     cdef const uint8_t *end = c.p + size
     cdef const uint8_t *p
-    cdef Py_ssize_t i
+    cdef Py_ssize_t _i
     cdef dict pairs
     if depth >= MAX_DEPTH or count & 1 or count > size:
         return fail_map(c, at, size, count, depth)
     c.end = end
     pairs = {}
-    for i in range(count >> 1):
-        p = c.p
-        if p < end and is_hash_chosen(p[0]):
-            return decode_pairs(c, at, size, count, depth, outer, pairs, (count >> 1) - i)
-        key = take_key(c, p, depth + 1)
-        if PyDict_SetItem(pairs, key, take_value(c, depth + 1)) < 0:
-            return fail_key(c, p, key)
+    if count > 2 * MAX_SAME_HASH:
+        take_many_pairs(c, pairs, count >> 1, depth)
+    else:
+        for _i in range(count >> 1):
+            p = c.p
+            key = take_key(c, p, depth + 1)
+            if PyDict_SetItem(pairs, key, take_value(c, depth + 1)) < 0:
+                return fail_key(c, p, key)
     if c.p != end:
         return fail_map(c, at, size, count, depth)
     c.end = outer
     return pairs
 
 
-cdef object decode_pairs(
-    Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth,
-    const uint8_t *outer, dict pairs, Py_ssize_t left
-):
-    """Decode the pairs that are left of a map; its keys may have the same hash."""
-    cdef const uint8_t *end = c.end
+cdef int take_many_pairs(Cursor *c, dict pairs, Py_ssize_t count, int depth) except -1:
+    """Decode the pairs of a map, whose keys may have the same hash."""
     cdef const uint8_t *p
     cdef Py_ssize_t _i
     cdef dict hashes = {}
-    for _i in range(left):
+    for _i in range(count):
         p = c.p
         key = take_key(c, p, depth + 1)
         if PyDict_SetItem(pairs, key, take_value(c, depth + 1)) < 0:
-            return fail_key(c, p, key)
+            fail_key(c, p, key)
         if is_hash_chosen(p[0]):
             note_hash(hashes, c, p, key)
-    if c.p != end:
-        return fail_map(c, at, size, count, depth)
-    c.end = outer
-    return pairs
+    return 0
 
 
 cdef int note_hash(dict hashes, Cursor *c, const uint8_t *at, object key) except -1:

@@ -456,11 +456,11 @@ cdef int encode_array(OutBuffer *out, AMQPArray value, int depth) except -1:
 
 cdef int encode_fields(OutBuffer *out, object found, int depth) except -1:
     """Append what `fields_of` has returned."""
-    if type(found) is dict or type(found) is list:
-        return encode_branch(out, found, depth)
-    if depth >= MAX_DEPTH:      # a model may return itself
-        fail_depth()
-    return encode_value(out, found, depth + 1)
+    if type(found) is not dict and type(found) is not list:
+        if depth >= MAX_DEPTH:      # a model may return itself
+            fail_depth()
+        depth += 1
+    return encode_value(out, found, depth)
 
 
 cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
