@@ -394,6 +394,7 @@ class Bracketed:
         (Status | str, 'Status and str are both sent as str'),
         ('Order', 'cannot decode Order'),
         (5, 'cannot decode 5'),
+        (Literal[Planet.MARS], 'cannot decode Literal['),
         (complex, 'cannot decode complex'),
     ],
 )
@@ -443,6 +444,24 @@ def test_an_unchanged_message_is_sent_with_what_its_type_lacks(body: Any, kind: 
     assert encode_amqp_bytes(ctx) == encode_amqp_bytes(copy.copy(ctx)) == raw
     ctx.app_properties['b'] = 2
     assert decode_amqp(encode_amqp_bytes(ctx)).body == body
+
+
+def test_a_message_that_its_type_refuses_now_is_encoded() -> None:
+    accepts = [True]
+
+    class Open(pydantic.BaseModel):
+        tags: list[str]
+
+        @pydantic.field_validator('tags')
+        @classmethod
+        def check(cls, tags: list[str]) -> list[str]:
+            assert accepts.pop()
+            return tags
+
+    ctx = decode_amqp(encode_amqp_bytes({'tags': ['a']}), type=Open)
+    accepts.append(False)
+    ctx.app_properties = {'a': 1}
+    assert decode_amqp(encode_amqp_bytes(ctx)).body == {'tags': ['a']}
 
 
 def test_messages_without_a_body_or_with_unusual_sections() -> None:

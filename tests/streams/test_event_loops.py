@@ -372,6 +372,23 @@ def test_publisher_dropped_after_its_loop_has_ended_frees_its_name(
     asyncio.run(client.disconnect())
 
 
+def test_publisher_of_an_earlier_loop_raises_after_its_client_was_closed_in_another_one() -> None:
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        client = rbs.streams_client(broker.uri)
+
+        async def publish() -> rbs.Publisher:
+            publisher = await client.publisher('orders')
+            await publisher.send(1)
+            return publisher
+
+        publisher = asyncio.run(publish())
+        asyncio.run(client.close())
+        with pytest.raises(EventLoopError):
+            asyncio.run(publisher.send(2))
+        assert broker.messages('orders') == [1]
+
+
 @leaves_sockets
 @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_next_loop_delivers_messages_without_the_connection_they_came_from(

@@ -41,8 +41,8 @@ from rbfly.amqp._types cimport DECIMALS, Symbol, clip, plain_dict
 
 from rbfly.amqp._sections import DataBody, SequenceBody
 from rbfly.error import (
-    AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError, AMQPError,
-    MessageTypeError, RbFlyBufferError,
+    AMQPDecoderError, AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
+    AMQPError, MessageTypeError, RbFlyBufferError,
 )
 
 cdef extern from 'Python.h':
@@ -247,7 +247,11 @@ cdef bint keeps_body(Message ctx) except -1:
     if not ctx._body_ready or isinstance(body, UNCHANGING):
         return True
     if ctx._plan is not None:   # a type may lack fields of the message
-        return is_same(body, decode_typed(ctx._plan, ctx._p, ctx._n))
+        try:
+            received = decode_typed(ctx._plan, ctx._p, ctx._n)
+        except AMQPDecoderError:        # the program's validators refuse them now
+            return False
+        return is_same(body, received)
     cursor_open(&c, ctx._p, ctx._p + ctx._body_at, ctx._p + ctx._n)
     return is_same(body, build_body(&c))
 

@@ -251,8 +251,9 @@ cdef int take_many_pairs(Cursor *c, dict pairs, Py_ssize_t count, int depth) exc
 cdef int note_hash(dict hashes, Cursor *c, const uint8_t *at, object key) except -1:
     """Count a key of a map by its hash, and fail for too many with the same one: the dict compares
     each of them with all others."""
-    cdef object same = hashes.get(hash(key), 0) + 1
-    hashes[hash(key)] = same
+    cdef Py_hash_t found = hash(key)
+    cdef object same = hashes.get(found, 0) + 1
+    hashes[found] = same
     if same > MAX_SAME_HASH:
         decode_error(c, at, f'more than {MAX_SAME_HASH} map keys have the same hash')
     return 0

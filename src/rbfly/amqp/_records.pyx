@@ -68,7 +68,7 @@ cdef object plain(object value, int depth):
 
 cdef object plain_key(object key):
     cdef object found = plain(key, 0)
-    return key if type(found) is list else found    # which the encoder refuses
+    return key if type(found) is list else found    # a list: the encoder refuses the key
 
 
 def sent_as(value):

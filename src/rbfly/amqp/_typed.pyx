@@ -27,7 +27,9 @@ from rbfly.amqp._plan cimport (
     ONE_OF, RECORD, STR, TUPLE, UNION, UUID, Field, Plan, fail_at, fail_made, fail_making,
     find_field, make_record, name_of, use_default,
 )
-from rbfly.amqp._types cimport MAX_DEPTH, Symbol, clip, datetime_class, uuid_class
+from rbfly.amqp._types cimport (
+    MAX_DEPTH, MAX_SAME_HASH, Symbol, clip, datetime_class, uuid_class,
+)
 
 from rbfly.amqp._sections import SequenceBody
 from rbfly.error import AMQPDecoderError
@@ -323,11 +325,12 @@ cdef object take_dict(Plan plan, Cursor *c, int depth):
     cdef Items items
     cdef Py_ssize_t _i
     cdef PyObject *found
-    cdef dict result, hashes = {}
+    cdef dict result, hashes
     if not open_items(c, &items, codes.MAP8, depth) or items.count & 1:
         c.p = at
         return fail_items(plan, c, depth)
     result = {}
+    hashes = {} if items.count > 2 * MAX_SAME_HASH else None
     for _i in range(items.count >> 1):
         found = (<raw_take> take)(plan.key, c, depth + 1)
         if found is NULL:
@@ -341,7 +344,8 @@ cdef object take_dict(Plan plan, Cursor *c, int depth):
             result[key] = value
         except TypeError:
             raise AMQPDecoderError(f'map key of unhashable type {name_of(key)}', at - c.start)
-        if type(key) is not str and type(key) is not int:   # whose hashes the sender may choose
+        # The sender may choose the hashes of other keys.
+        if hashes is not None and type(key) is not str and type(key) is not int:
             note_hash(hashes, c, at, key)
     close_items(c, &items, at, 'map')
     return result

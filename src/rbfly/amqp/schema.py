@@ -206,6 +206,8 @@ class Schema:
             return self.item(args[0], scope, where)
         if origin is Literal:
             sent = [sent_as(arg.value if isinstance(arg, enum.Enum) else arg) for arg in args]
+            if any(isinstance(key, list | dict) for key in sent):
+                self.fail(kind, where)
             values = {(type(key), key): arg for key, arg in zip(sent, args, strict=True)}
             return self.members(values, {name_of(type(key)) for key in sent}, None, name)
         if origin in UNIONS:
@@ -406,7 +408,7 @@ class Schema:
 def member_of(cls: Any, others: Sequence[tuple[Any, Any]], value: Any) -> Any:
     """Return the member of an enumeration with a value.
 
-    :param others: members whose values have no hash, after what is sent for them.
+    :param others: pairs of what is sent and the member, for members whose values have no hash.
     """
     for sent, member in others:
         if sent == value:
@@ -416,6 +418,8 @@ def member_of(cls: Any, others: Sequence[tuple[Any, Any]], value: Any) -> Any:
 
 def distinct(make: Callable[[set[Any]], Any], items: list[Any]) -> Any:
     """Return the set of some items; the sender may have chosen their hashes, as in maps."""
+    if len(items) <= SAME_HASH:
+        return make(set(items))
     found = set[Any]()
     hashes = Counter[int]()
     for item in items:

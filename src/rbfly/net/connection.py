@@ -118,8 +118,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar state: state of the connection.
     :ivar error: why the connection ended; None while it has not.
     :ivar closed: future that is done when the socket is closed.
-    :ivar paused: publishers do not write: the transport's write buffer is full, or `held`.
-    :ivar held: the program replaces the connection.
+    :ivar paused: publishers do not write: the transport's write buffer is full, or the connection
+        is `held`.
+    :ivar held: the program is replacing this connection with a new one.
     """
 
     def __init__(
@@ -298,7 +299,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 socket.shutdown(SHUT_RDWR)  # asyncio leaves it open: the broker would not notice
 
     def on_renewal_refused(self, error: StreamConnectionError) -> None:
-        """End the connection: the broker refused its new credentials."""
+        """End the connection: it cannot have new credentials."""
         if self._observers is not None and self._role is not None:
             address, role = self.address, self._role
             self._observers.notify(Observer.on_renewal_refused, address, role, error)

@@ -178,10 +178,11 @@ class ProvidedLogin(Login):
             text = f'{connection.address}: {refused} the renewed credentials: {ex}'
             connection.on_renewal_refused(StreamConnectionError(text))
         except StreamConnectionError:
-            pass  # the connection is lost; or it was too busy, and is renewed later
-        if connection.is_open:
-            self._set_due(connection, credentials)
+            if connection.is_open:  # it is too busy: the broker may not have them
+                self._due_by[connection] = asyncio.get_running_loop().time() + SHORTEST
         else:
+            self._set_due(connection, credentials)
+        if not connection.is_open:
             self._due_by.pop(connection, None)
 
 

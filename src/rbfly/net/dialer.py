@@ -142,16 +142,17 @@ class Dialer:
     async def dial(self, info: Endpoint, limit: float, progress: Progress) -> Connection | None:
         """Connect to an address of a host; each one has its share of the time.
 
-        The program may take all of that time to return credentials: they serve every address.
+        The client asks for credentials once for all addresses, within `connect_timeout`.
 
         If all fail, and another try may succeed, set `progress.error` and return None.
         """
         loop = asyncio.get_running_loop()
         hosts: list[str] = []
-        share = limit
+        connect_timeout = self._settings.connect_timeout
+        share = limit if connect_timeout is None else min(limit, connect_timeout)
         try:
             progress.on_step('asking for credentials')
-            async with time_limit(None if limit == inf else limit):
+            async with time_limit(None if share == inf else share):
                 credentials = await info.login.credentials()
             end = loop.time() + limit
             progress.on_step('resolving the host name')

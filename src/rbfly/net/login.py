@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn, Protocol
@@ -44,7 +45,7 @@ class Credentials:
             raise ArgumentTypeError(f'password must be str, not {type(password).__name__}')
         check_type('expires', expires, datetime.datetime, None)
         # Encoding finds lone surrogates too, but later, and its error contains the password.
-        if any(item == '\0' or '\ud800' <= item <= '\udfff' for item in username + password):
+        if re.search('[\0\ud800-\udfff]', username + password):
             raise ArgumentError(
                 'neither username nor password may contain a NUL or a lone surrogate'
             )

@@ -168,7 +168,7 @@ class Observer:
         """
 
     def on_renewal_refused(self, address: Address, role: Role, error: Exception) -> None:
-        """The broker refused new credentials on an open connection, which the client ends."""
+        """An open connection cannot have new credentials; the client ends it."""
 
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""

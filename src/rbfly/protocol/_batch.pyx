@@ -279,6 +279,7 @@ cdef class MessageBatch:
             ctx = decode_context(owner, at.p, at.n, offset, self.chunk_timestamp / 1000.0)
             ctx._body = body
             ctx._body_ready = True
+            ctx._plan = self.decoder.plan
         elif self.decoder.amqp:
             ctx = self.decoder._undecodable_context(at.p, at.n, offset, self.chunk_timestamp)
         else:

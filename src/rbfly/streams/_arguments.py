@@ -143,7 +143,7 @@ def stream_arguments(
     for key, text in (raw or {}).items():
         check_type('an argument', key, str)
         check_type(f'argument {key!r}', text, str)
-        commands.string_map({key: text})
+        commands.string_map({key: text})  # raises ArgumentError
         if key in arguments:
             raise ArgumentError(
                 f'argument {key!r} is passed twice: as {arguments[key]!r} and {text!r}'

@@ -357,8 +357,8 @@ class StreamsClient(ClientBase):
         The publishers and subscriptions of a connection move to a new one; the method waits for
         them before it goes on with the next connection.  Publishers await their confirms before,
         for up to 5 seconds, so that they resend nothing.  A member of a consumer group gives up
-        the streams that it receives.  With `reconnect_timeout=0`, too, they move, within
-        `connect_timeout`.
+        the streams that it receives.  Publishers and subscriptions also move with
+        `reconnect_timeout=0`, and then have `connect_timeout` for that.
 
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """

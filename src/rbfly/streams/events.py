@@ -84,7 +84,8 @@ class ConnectionLost(ConnectionEvent):
 
 
 class RenewalRefused(ConnectionEvent):
-    """The broker refused new credentials on an open connection; the client reconnects.
+    """The broker refused new credentials on an open connection, or they exceed its `frame_max`; the
+    client reconnects.
 
     :ivar error: the reason.
     """

@@ -100,6 +100,21 @@ async def test_fetch(client: rbs.StreamsClient, stored: str) -> None:
     assert found == ORDERS
 
 
+async def test_messages_sent_on_keep_the_fields_that_their_type_lacks(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    new = {'id': 1, 'customer': 'a', 'paid': True}
+    async with client.publisher(stream) as publisher:
+        await publisher.send(new)
+        async with client.subscribe(stream, type=Order, **FROM_START) as orders:
+            sent = [message async for message in orders.messages()]
+        async with client.subscribe(stream, type=Order, **FROM_START) as orders:
+            async for batch in orders.batches():
+                sent += [*batch.contexts(), batch.context(0)]
+        await publisher.send_many(sent)
+    assert await read_all(client.subscribe(stream, **FROM_START)) == [new] * 4
+
+
 async def read_all(orders: Any) -> list[Any]:
     """Bodies and the errors between them."""
     found: list[Any] = []

@@ -363,9 +363,12 @@ class SubscriptionSession(Owner):
     # -- the cursor
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
-        """Let the broker send one more chunk, when the program waits, or other tasks run."""
+        """Let the broker send one more chunk, after those that have arrived or in the next turn."""
         connection = self.registration.connection
         if connection is None or not connection.is_open:
+            return
+        if not self.cursor.queue.chunks:  # the program is about to wait
+            self._return_credit(1)
             return
         if self._unreturned == 0:
             asyncio.get_running_loop().call_soon(self._return_credit)

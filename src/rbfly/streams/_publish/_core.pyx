@@ -232,7 +232,10 @@ cdef class PublisherCore:
             self.place = rbfly_place()
             rbfly_mark_step(&self.step)
         elif running is not None or rbfly_place() != self.place or self.loop.is_running():
-            if self.loop.is_closed() and (self.session is None or self.session.is_closed):
+            if (
+                self.error is not None and self.loop.is_closed()
+                and (self.session is None or self.session.is_closed)
+            ):
                 raise self.ended()
             raise wrong_loop('the publisher')
         return 0

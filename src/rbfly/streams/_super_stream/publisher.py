@@ -129,7 +129,7 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         partitions fail, one error stands for all of them.
         """
         core = self._partitions.first.core
-        if not core.loop.is_closed():  # else no call waits any more
+        if not core.loop.is_closed():  # in a closed loop, no call waits
             core.check_loop()
         if self._closed is None:
             self._closed = asyncio.Event()
