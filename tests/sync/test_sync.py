@@ -728,31 +728,68 @@ def test_iteration_continues_an_interrupted_fetch(
         assert list(orders) == ['a', 'b']
 
 
-@pytest.mark.parametrize('begins', [True, False])
+class SlowStart(threading.Event):
+    """The event that a new thread sets, and its creator waits for.
+
+    :ivar is_late: the wait is interrupted when the new thread has its `ident`, not before.
+    :ivar released: the thread may start.
+    """
+
+    def __init__(self, is_late: bool) -> None:
+        super().__init__()
+        self.is_late = is_late
+        self.released = threading.Event()
+        self.has_ident = threading.Event()
+
+    def set(self) -> None:
+        self.has_ident.set()
+        self.released.wait()
+        super().set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self.is_late:
+            self.has_ident.wait()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('moment', ['before', 'early', 'late', 'after'])
 def test_interrupt_as_the_thread_starts(
-    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch, begins: bool
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """No thread and no event loop stay behind."""
+    """No thread and no event loop stay behind; the client can be used."""
     made: list[asyncio.AbstractEventLoop] = []
-    start = threading.Thread.start
+    begun = SlowStart(moment == 'late')
+    thread_class: Any = threading.Thread
+    start, bootstrap = thread_class.start, thread_class._bootstrap_inner
 
     def factory() -> asyncio.AbstractEventLoop:
         made.append(asyncio.new_event_loop())
         return made[-1]
 
-    def interrupt(thread: threading.Thread) -> None:
-        if begins:
-            start(thread)
+    def interrupt(thread: Any) -> None:
+        match moment:
+            case 'before':  # the system has no more threads
+                raise RuntimeError
+            case 'early' | 'late':
+                thread._started = begun
+        start(thread)
         raise KeyboardInterrupt
+
+    def begin(thread: Any) -> None:
+        if moment == 'early':
+            begun.released.wait()
+        bootstrap(thread)
 
     client = rbfly.sync.streams_client(memory.uri, loop_factory=factory)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, 'start', interrupt)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, '_bootstrap_inner', begin)
+        with pytest.raises(RuntimeError if moment == 'before' else KeyboardInterrupt):
             client.ping()
-    assert threads() == []
-    assert made[0].is_closed()
-    assert client.ping() > 0
+    publisher = client.publisher('orders')
+    begun.released.set()
+    wait_until(lambda: made[0].is_closed() and len(threads()) == 1)
+    publisher.send('a')
     client.close()
 
 

@@ -167,11 +167,13 @@ class RunningLoop:
         self._thread = threading.Thread(target=self._run, name='rbfly.sync', daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # an interrupt, or the system has no more threads
-            if self._thread.ident is None:
-                self._loop.close()
-            else:
-                self.stop()
+        except RuntimeError:  # the system has no more threads
+            self._loop.close()
+            raise
+        except BaseException:  # an interrupt: the thread may still be about to start
+            self._loop.call_soon_threadsafe(self._stop)
+            with suppress(RuntimeError):  # it has not started yet, and will end at once
+                self._thread.join()
             raise
 
     def start(self, call: Call[Any]) -> None:
