@@ -793,6 +793,31 @@ def test_interrupt_as_the_thread_starts(
     client.close()
 
 
+def test_client_is_closed_as_a_call_begins(memory: StreamBroker) -> None:
+    """By another thread: the call begins again."""
+    with rbfly.sync.streams_client(memory.uri) as client:
+        client.ping()
+        closing = threading.Thread(target=client.close)
+        lines = 0  # of `check` that have begun
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal lines
+            if frame.f_code is not ClientThread.check.__code__:
+                return trace if event == 'call' else None
+            lines += event == 'line'
+            if lines == 2 and closing.ident is None:  # it has looked once
+                closing.start()
+                closing.join()
+            return trace
+
+        sys.settrace(trace)
+        try:
+            assert client.ping() > 0
+        finally:
+            sys.settrace(None)
+        assert closing.ident is not None
+
+
 def test_interrupt_at_any_moment_of_a_call() -> None:
     """No lock stays locked: the client can be used afterwards."""
 

@@ -91,8 +91,9 @@ class ClientThread:
 
     def check(self) -> None:
         """Check that this process and thread can call: a forked child must not wait for a lock."""
-        if self._running is not None:
-            self._running.check()
+        running = self._running  # which `close` in another thread removes
+        if running is not None:
+            running.check()
 
     def _start(self, call: Call[Any]) -> None:
         self.check()
@@ -142,7 +143,8 @@ class ClientThread:
 
     def at_exit(self) -> None:
         """Close the client when the program exits."""
-        if self._running is not None and self._running.pid == os.getpid():
+        running = self._running
+        if running is not None and running.pid == os.getpid():
             with suppress(RbFlyError, OSError, TimeoutError):
                 self.close(EXIT)
 
