@@ -1018,9 +1018,11 @@ assert os.waitpid(child, 0)[1] == 0
 READING = """
 import contextlib, signal, threading
 from rbfly.error import SubscriptionClosed
+from rbfly.streams import Offset
 from rbfly.sync.thread import Call
-subscription = client.subscribe('orders')
-subscription.open()
+subscription = client.subscribe('orders', offset=Offset.FIRST)
+contexts = subscription.messages()
+assert next(contexts).body == b'parent'
 waits, join = threading.Event(), Call._join
 Call._join = lambda call: (waits.set(), join(call))
 def fetch():
@@ -1032,9 +1034,7 @@ waits.wait()
 child = os.fork()
 if child == 0:
     signal.alarm(30)  # rather than wait for ever
-    for call in (
-        lambda: next(subscription), lambda: next(subscription.messages()), subscription.fetch
-    ):
+    for call in (lambda: next(subscription), lambda: next(contexts), subscription.fetch):
         try:
             call()
         except EventLoopError as ex:

@@ -115,7 +115,6 @@ class Subscription(Generic[Body]):
 
     def messages(self) -> Iterator[MessageCtx[Body]]:
         """Iterate over the contexts of messages, not only their bodies."""
-        self._thread.check()
         while (message := self._next_message()) is not None:
             yield message
 
@@ -175,6 +174,7 @@ class Subscription(Generic[Body]):
             raise
 
     def _next_message(self) -> MessageCtx[Body] | None:
+        self._thread.check()
         with self._lock:
             while True:
                 for _ in self._bodies:
