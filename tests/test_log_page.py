@@ -14,7 +14,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 LEVELS = ('debug', 'info', 'warning', 'error', 'exception', 'critical', 'log')
 # Logs what may concern no client, or several.
-NO_CLIENT = ('rbfly.net.observer',)
+NO_CLIENT = ('rbfly.net.observer', 'rbfly.otel._spans')
 
 
 def events() -> set[str]:

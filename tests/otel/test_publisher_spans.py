@@ -507,7 +507,7 @@ async def test_failing_processor_of_spans(
     problems: list[Any] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: problems.append(context['exception']))
-    client, _ = traced()
+    client, tracing = traced(create_spans=True)
     async with client.publisher(stream) as publisher:
         await publisher.send(b'a')
         await (await publisher.submit(b'b'))
@@ -517,7 +517,23 @@ async def test_failing_processor_of_spans(
         await publisher.flush()
         with pytest.raises(rbs.ConfirmTimeout):
             await publisher.send(b'g', timeout=0)
-    assert [type(problem) for problem in problems] == [ZeroDivisionError] * 6
+    with pytest.raises(LookupError), tracing.process(rbs.Message(b'')):
+        raise LookupError
+    created = len([b'c', b'd', b'e', b'f'])
+    assert [type(problem) for problem in problems] == [ZeroDivisionError] * (7 + created)
+
+
+def test_failing_processor_of_spans_outside_an_event_loop(
+    provider: TracerProvider, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider.add_span_processor(Failing())
+    tracing = rbfly.otel.tracing(provider)
+    with tracing.process(rbs.Message(b'')):
+        pass
+    (record,) = caplog.records
+    assert record.getMessage() == 'a processor of spans has failed'
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
 
 
 async def test_publishing_ids_of_partitions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import (
     AsyncIterable,
@@ -29,6 +30,7 @@ from opentelemetry.trace import (
 )
 
 from ..error import AMQPDecoderError, SendProgress
+from ..net.observer import facts
 from ..streams import MessageCtx
 from ._carrier import WRITER, OfBody, origin_of
 
@@ -59,6 +61,8 @@ LINKS = 128  # of a span, as OpenTelemetry's SDK keeps by default
 AGAIN = 10_000  # unconfirmed messages with explicit publishing ids whose contexts are kept
 RUN = 10_000  # messages of a list between two turns of the event loop
 
+logger: logging.Logger = logging.getLogger('rbfly.otel')
+
 
 def attributes_of(operation: str, destination: str) -> Attributes:
     """Return the attributes that all spans of an operation have."""
@@ -76,14 +80,18 @@ def fail(span: Span, error: BaseException) -> None:
 def finish(span: Span) -> None:
     """End a span.
 
-    If a processor of spans fails, its error goes to the exception handler of the event loop: the
-    caller must learn what became of the messages.
+    If a processor of spans fails, its error goes to the exception handler of the event loop, or to
+    the log without one: the caller must learn what became of the messages.
     """
     try:
         span.end()
     except Exception as ex:
-        context = {'message': 'a processor of spans has failed', 'exception': ex}
-        asyncio.get_running_loop().call_exception_handler(context)
+        message = 'a processor of spans has failed'
+        loop = asyncio._get_running_loop()
+        if loop is None:
+            logger.error(message, exc_info=ex, extra=facts('', 'span_processor_failed'))
+        else:
+            loop.call_exception_handler({'message': message, 'exception': ex})
 
 
 def identify(span: Span, message: MessageCtx) -> None:
@@ -214,7 +222,7 @@ class PublisherSpans:
             self._create_name, context, SpanKind.PRODUCER, self._create_attributes
         )
         carrier = WRITER.inject(span, get_current() if context is None else context)
-        span.end()
+        finish(span)
         found = span.get_span_context()
         return Link(found) if found.is_valid else None, carrier
 

@@ -34,6 +34,7 @@ from ._spans import (
     TraceSettings,
     attributes_of,
     fail,
+    finish,
     identify,
 )
 
@@ -201,7 +202,7 @@ class Processing:
             if self._span.is_recording():
                 self._span.record_exception(error)
             fail(self._span, error)
-        self._span.end()
+        finish(self._span)
 
 
 def origins(batch: MessageBatch) -> list[SpanContext]:
