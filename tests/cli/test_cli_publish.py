@@ -230,6 +230,9 @@ def test_reader_of_the_result_has_gone() -> None:
     assert line.startswith('rbfly publish: line 1: not UTF-8')
 
 
+FULL = 'rbfly publish: cannot write /dev/full: No space left on device'
+
+
 def test_file_for_failed_lines_is_full(broker: RabbitMQ, stream: str) -> None:
     """The command stops, and tells what is confirmed."""
     lines = b'one\n\xff\ntwo\n'
@@ -238,8 +241,39 @@ def test_file_for_failed_lines_is_full(broker: RabbitMQ, stream: str) -> None:
     assert done.returncode == 3
     text = '1 of 3 lines confirmed, 2 failed; the lines after them were not read\n'
     assert done.stdout == text
-    *_, last = done.stderr.splitlines()
-    assert last == 'rbfly publish: cannot write /dev/full: No space left on device'
+    assert done.stderr.splitlines()[1:] == [FULL]
+
+
+def test_file_for_failed_lines_is_full_after_an_interruption() -> None:
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        broker.withhold_confirms()
+        options = ('--failed', '/dev/full')
+        with started('publish', 'orders', *options, RBFLY_URI=broker.uri) as process:
+            process.stdin.write(b'one\n')
+            wait_until(lambda: broker.messages('orders') == ['one'])
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert output.startswith(b'0 of 1 line confirmed, 1 failed; ')
+    assert errors.decode().splitlines() == [FULL]
+
+
+def test_file_for_failed_lines_is_full_after_another_error() -> None:
+    """The command reports both."""
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        options = ('--failed', '/dev/full')
+        with started('publish', 'orders', *options, RBFLY_URI=broker.uri) as process:
+            process.stdin.write(b'first\n')
+            wait_until(lambda: broker.messages('orders') == ['first'])
+            broker.delete_stream('orders')
+            _, errors = process.communicate(b'second\n', timeout=60)
+    lines = errors.decode().splitlines()
+    first, second = (line for line in lines if not line.startswith('['))  # else of the log
+    assert first == FULL
+    assert second.startswith("rbfly publish: stream 'orders'")
+    assert process.returncode == 3
 
 
 def test_name_of_the_file_is_not_utf8(broker: RabbitMQ, stream: str, tmp_path: Path) -> None:

@@ -150,7 +150,8 @@ async def publish(where: Target, job: Job) -> int:
     if publishing.interrupted:
         raise asyncio.CancelledError
     if publishing.error is not None:
-        show('rbfly publish', describe(publishing.error))
+        if not isinstance(publishing.error, WriteError):
+            show('rbfly publish', describe(publishing.error))
         return PARTIAL if publishing.confirmed else FAILED
     return PARTIAL if publishing.failed else 0
 
@@ -221,6 +222,10 @@ def parser(job: Job) -> Callable[[bytes], Any]:
 
     parsers: dict[str, Callable[[bytes], Any]] = {'text': text, 'json': parse, 'bytes': bytes}
     return parsers[job.format]
+
+
+class WriteError(click.ClickException):
+    """The file for failed lines cannot be written, which is reported at once."""
 
 
 class Publishing:
@@ -354,8 +359,10 @@ class Publishing:
                 data = data[self._file.write(data) :]
         except OSError as ex:
             self._file = None
-            text = f'cannot write {self._job.failed}: {ex.strerror}'
-            self._give_up(click.ClickException(text))
+            error = WriteError(f'cannot write {self._job.failed}: {ex.strerror}')
+            self.progress.clear()
+            show('rbfly publish', describe(error))
+            self._give_up(error)
 
     # -- what people see
 
