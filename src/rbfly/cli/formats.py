@@ -87,7 +87,9 @@ def plain(value: Any) -> Any:
 def text_of(value: object) -> str:
     """Return a key, or a filter value, as a string: as JSON if it is no text."""
     found = plain(value)
-    return found if isinstance(found, str) else json.dumps(found, sort_keys=True)
+    if isinstance(found, str):
+        return found
+    return json.dumps(found, ensure_ascii=False, sort_keys=True)
 
 
 def iso(when: datetime) -> str:
