@@ -186,16 +186,19 @@ FOLLOWING = Wanted(
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('name', ['tail --follow', 'lag --watch'])
-async def test_command_without_an_end_waits_for_the_broker(name: str) -> None:
+async def test_command_without_an_end_waits_for_the_broker(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with click.Context(click.Command(name)):
         async with StreamBroker() as broker:
             broker.create_stream('orders')
+            broker.publish('orders', 'first')
             where = Target(uris=(broker.uri,))
             if name == 'lag --watch':
                 running = asyncio.create_task(show_lag(where, 'orders', 'billing', True, 1.0))
             else:
                 running = asyncio.create_task(tail(where, 'orders', FOLLOWING))
-            while not broker.connections:
+            while not capfd.readouterr().out:
                 await asyncio.sleep(1)
                 assert not running.done()
             broker.stop_node(0)
