@@ -127,8 +127,7 @@ def as_text(message: Message) -> bytes:
 def as_lines(message: Message, *, colors: bool, with_stream: bool) -> bytes:
     """Return one line for a terminal: the offset, the time, and the body without control
     characters."""
-    text = body_bytes(message).decode(errors='backslashreplace')
-    text = escaped(text)
+    text = escaped(body_bytes(message).decode(errors='backslashreplace'))
     prefix = f'{message.stream_offset:>8}  {stored_at(message)}'
     if with_stream:
         prefix = f'{message.stream}  {prefix}'

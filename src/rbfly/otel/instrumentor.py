@@ -24,8 +24,7 @@ class RbFlyInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     def _instrument(self, **options: Any) -> None:
         names = ('tracer_provider', 'propagate', 'create_spans', 'continue_trace')
         chosen = {name: options[name] for name in names if name in options}
-        found = {'tracing': tracing(**chosen), 'metrics': metrics(options.get('meter_provider'))}
-        DEFAULTS.update(found)
+        DEFAULTS.update(tracing=tracing(**chosen), metrics=metrics(options.get('meter_provider')))
 
     def _uninstrument(self, **options: Any) -> None:
         DEFAULTS.clear()

@@ -89,7 +89,7 @@ class Publisher:
     def submit(self, message: Message, timeout: float | None = None) -> Confirmation:
         """Send a message without waiting for its confirm; wait only until there is capacity."""
         found = self._thread.call(self._publisher.submit, message, timeout)
-        return Confirmation(self, self._thread, found)
+        return Confirmation(self, found)
 
     def send_many(
         self,
@@ -148,11 +148,8 @@ class Publisher:
 class Confirmation:
     """The confirm of a message, which `submit` returns."""
 
-    def __init__(
-        self, publisher: Publisher, thread: ClientThread, confirmation: AsyncConfirmation
-    ) -> None:
+    def __init__(self, publisher: Publisher, confirmation: AsyncConfirmation) -> None:
         self._publisher = publisher  # keeps it and the client open
-        self._thread = thread
         self._confirmation = confirmation
 
     def done(self) -> bool:
@@ -169,7 +166,7 @@ class Confirmation:
             check_timeout('timeout', timeout)
             self._confirmation.result()
         else:
-            self._thread.call(confirmed, self._confirmation, timeout)
+            self._publisher._thread.call(confirmed, self._confirmation, timeout)
 
 
 async def confirmed(confirmation: AsyncConfirmation, timeout: float | None) -> None:

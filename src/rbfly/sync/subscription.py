@@ -202,7 +202,8 @@ class Subscription(Generic[Body]):
         """Wait for messages, if none are left; return False after the last one."""
         if operator.length_hint(self._bodies) or self._ended:
             return not self._ended
-        if self._kept and self._batch is not None:
+        if self._kept:
+            assert self._batch is not None
             self._bodies, self._kept = iter(self._batch), False
             return True
         self._thread.call(self._pass, lambda: anext(self._subscription.batches(RUN), None), False)

@@ -19,7 +19,7 @@ LOCATORS: set[str | None] = {
     'least-leaders',
     'min-masters',
 }
-KNOWN = (
+ARGUMENTS = (
     'max-length-bytes',
     'max-age',
     'stream-max-segment-size-bytes',

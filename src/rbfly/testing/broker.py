@@ -17,7 +17,7 @@ from ..protocol.commands import Create, CreateSuperStream
 from ..protocol.const import ResponseCode
 from ..time_limits import time_limit
 from ..types import AMQPBody
-from .arguments import KNOWN, Crash, Refused
+from .arguments import ARGUMENTS, Crash, Refused
 from .cluster import Binding, Bindings, Cluster
 from .fault_methods import FaultMethods
 from .faults import Faults
@@ -506,6 +506,6 @@ def given(stream: str, arguments: dict[str, str]) -> dict[str, str]:
         check_type(name, value, str)
     found = {name.replace('_', '-'): value for name, value in arguments.items()}
     for name in found:
-        if name not in KNOWN:  # RabbitMQ ignores it
-            raise ArgumentError(f'{name!r} is no argument of a stream: these are {[*KNOWN]}')
+        if name not in ARGUMENTS:  # RabbitMQ ignores it
+            raise ArgumentError(f'{name!r} is no argument of a stream: these are {[*ARGUMENTS]}')
     return found
