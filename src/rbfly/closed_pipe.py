@@ -10,7 +10,8 @@ def discard_output() -> None:
 
 
 def flush_output() -> None:
-    """Flush the buffer of stdout; discard it if it cannot be written: whoever wrote it knows."""
+    """Flush the buffer of stdout; discard it if it cannot be written: the command has reported the
+    error."""
     try:
         print(end='', flush=True)
     except OSError:

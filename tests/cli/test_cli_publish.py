@@ -217,7 +217,7 @@ def test_interruption_keeps_lines_without_a_confirm(tmp_path: Path) -> None:
 
 
 def test_reader_of_the_result_has_gone() -> None:
-    """The exit code tells the result as well."""
+    """The exit code still reports the result."""
     with StreamBroker() as broker:
         broker.create_stream('orders')
         with started('publish', 'orders', RBFLY_URI=broker.uri) as process:
@@ -233,7 +233,7 @@ FULL = 'rbfly publish: cannot write /dev/full: No space left on device'
 
 
 def test_file_for_failed_lines_is_full(broker: RabbitMQ, stream: str) -> None:
-    """The command stops, and tells what is confirmed."""
+    """The command stops, and reports what is confirmed."""
     lines = b'one\n\xff\ntwo\n'
     options = ('--failed', '/dev/full')
     done = rbfly('publish', stream, *options, stdin=lines, RBFLY_URI=broker.uri)

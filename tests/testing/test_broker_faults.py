@@ -218,7 +218,7 @@ async def test_close_connections(
 
 
 async def test_faults_that_the_broker_cannot_send(memory: StreamBroker) -> None:
-    """They change nothing: clients could not learn of it."""
+    """The broker checks the arguments before it changes anything."""
     async with connect_and_open(memory.uri) as client:
         await client.value(commands.DeclarePublisher(0, '', 'orders'))
         for wrong in (-1, 0x10000):

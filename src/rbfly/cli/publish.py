@@ -385,5 +385,5 @@ class Publishing:
             text += '; the lines after them were not read'
         elif self.interrupted:
             text += '; interrupted'
-        with suppress(BrokenPipeError):  # the exit code tells it as well
+        with suppress(BrokenPipeError):  # the exit code says the same
             print(text, flush=True)

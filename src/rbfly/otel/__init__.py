@@ -26,7 +26,7 @@ def metrics(meter_provider: MeterProvider | None = None, *, streams: bool = Fals
     """Export the metrics of clients: pass the result as `metrics` to :func:`.streams_client`.
 
     The numbers of all clients of a meter provider add up, whether they share the result or not.
-    Clients with a `connection_name` are told apart by the attribute `messaging.client.id`.  See
+    The attribute `messaging.client.id` distinguishes clients that have a `connection_name`.  See
     :ref:`metrics` for the names.
 
     :param meter_provider: where the metrics go; None for the global provider, also if that is set

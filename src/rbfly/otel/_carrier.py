@@ -61,7 +61,8 @@ class Writer:
     PROBE = trace.SpanContext(0x0102030405060708090A0B0C0D0E0F10, 0x0102030405060708, False)
 
     def __init__(self) -> None:
-        # Each with what is known of it, in one value: clients in several threads share the writer.
+        # The propagator, and whether it is the default one; the last context, and whether it has
+        # baggage.  Each pair is one value, because threads share the writer.
         self._propagator: tuple[TextMapPropagator | None, bool] = None, False
         self._context: tuple[Context | None, bool] = None, False  # contexts do not change
 

@@ -145,7 +145,10 @@ class ClientMetrics:
 
 
 class Instruments:
-    """The instruments of a meter provider, which ignores a second set with the same names."""
+    """The instruments of a meter provider.
+
+    It would ignore a second set with the same names, so all clients share one.
+    """
 
     made: ClassVar[WeakKeyDictionary[object, ReferenceType[Instruments]]] = WeakKeyDictionary()
     making: ClassVar[Lock] = Lock()
@@ -164,7 +167,8 @@ class Instruments:
         return found
 
     def __init__(self, meter_provider: MeterProvider | None) -> None:
-        self._sources: dict[MetricsSource, bool] = {}  # and whether each stream has its numbers
+        # each with whether to export numbers by stream
+        self._sources: dict[MetricsSource, bool] = {}
         self._gone: deque[MetricsSource] = deque()  # of clients, until their counts are kept
         self._kept: dict[Key, Values] = {}
         self._lock = Lock()  # several readers may collect at once

@@ -102,9 +102,9 @@ class Publisher:
 
         A list or tuple is the fastest.  The calling thread takes messages from an iterator by the
         thousand, up to 2,000 before it sends them: if the call fails, messages that it has taken
-        and not sent are lost to the program.  An iterator that waits for its messages holds back
-        those before, and the call notices an error or the end of its time only after a thousand:
-        pass each message to `send` or `submit` instead.
+        and not sent are lost to the program.  If the iterator waits for messages, the ones before
+        are not sent until it has returned a thousand, and the call notices an error or its timeout
+        no earlier.  Pass such messages to `send` or `submit`.
 
         :returns: number of messages sent.
         """
