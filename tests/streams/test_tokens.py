@@ -187,7 +187,8 @@ async def test_slow_provider_may_take_the_time_of_the_connect() -> None:
 
 
 @pytest.mark.own_clock
-async def test_provider_that_hangs_in_an_outage_is_called_again() -> None:
+@pytest.mark.parametrize('at_renewal', [False, True])
+async def test_provider_that_hangs_is_called_again(at_renewal: bool) -> None:
     async with StreamBroker() as broker:
         broker.create_stream('orders')
         hangs: list[asyncio.Event] = []
@@ -195,7 +196,8 @@ async def test_provider_that_hangs_in_an_outage_is_called_again() -> None:
         async def provider() -> rbs.Credentials:
             if hangs:
                 await hangs.pop().wait()
-            return rbs.Credentials('guest', 'guest')
+            expires = datetime.now(UTC) + timedelta(seconds=100)
+            return rbs.Credentials('guest', 'guest', expires=expires)
 
         async with (
             rbs.streams_client(without_user(broker), credentials=provider) as client,
@@ -203,8 +205,11 @@ async def test_provider_that_hangs_in_an_outage_is_called_again() -> None:
         ):
             await publisher.send(0)
             hangs.append(asyncio.Event())
+            if at_renewal:
+                await until(lambda: not hangs, 'the credentials are renewed')
             broker.cut()
-            await publisher.send(1)
+            async with asyncio.timeout(600):
+                await publisher.send(1)
             assert not hangs
         assert broker.messages('orders') == [0, 1]
 
@@ -369,8 +374,11 @@ async def test_connection_that_was_too_busy_to_renew_is_renewed_later() -> None:
             await until(lambda: not connection.pending_requests, 'that request has timed out')
             broker.heal()
             await confirmation
-            calls = tokens.calls
-            await until(lambda: tokens.calls > calls, 'it is renewed again')
+            calls, sent = tokens.calls, connection.requests_sent
+            await until(
+                lambda: tokens.calls > calls and connection.requests_sent > sent,
+                'it is renewed again',
+            )
             assert connection_of(publisher) is connection
 
 

@@ -786,6 +786,9 @@ def test_interrupt_as_the_thread_starts(
         patch.setattr(threading.Thread, '_bootstrap_inner', begin)
         with pytest.raises(RuntimeError if moment == 'before' else KeyboardInterrupt):
             client.ping()
+    if moment in ('before', 'after'):
+        assert made[0].is_closed()
+        assert threads() == []
     publisher = client.publisher('orders')
     begun.released.set()
     wait_until(lambda: made[0].is_closed() and len(threads()) == 1)
@@ -794,7 +797,7 @@ def test_interrupt_as_the_thread_starts(
 
 
 def test_client_is_closed_as_a_call_begins(memory: StreamBroker) -> None:
-    """By another thread: the call begins again."""
+    """By another thread: the call starts the client's thread again."""
     with rbfly.sync.streams_client(memory.uri) as client:
         client.ping()
         closing = threading.Thread(target=client.close)

@@ -54,7 +54,7 @@ __all__ = ['PLANS', 'plan_of']
 PLANS: dict[Any, Plan] = {}  # by type
 PLANS_MAX = 256
 CLASSES_MAX = 1000  # that a type refers to
-SAME_HASH = 64  # items of a set with the same hash
+SAME_HASH = 64  # items of a set with the same hash; as MAX_SAME_HASH of maps
 
 SCALARS: dict[Any, str] = {
     Any: 'Any',

@@ -72,7 +72,7 @@ class Cluster:
         self._pool = Pool(settings, self._dialer, self.observers)
         self._locator = Locator(self._pool)
         for endpoint in settings.endpoints:
-            endpoint.login.use(self.observers.notify, settings.backoff)
+            endpoint.login.use(self.observers.notify, settings.backoff, settings.connect_timeout)
         self.busy_poll: float = 0.0
         if settings.busy_poll:
             from .busy_poll import poll_limit

@@ -16,6 +16,7 @@ from ..error import (
     StreamConnectionError,
     without_frames,
 )
+from ..time_limits import time_limit
 from .connection import Connection
 from .login import AuthMechanism, Credentials, Login, Requests
 from .observer import ConnectionState, Observer
@@ -42,6 +43,7 @@ class ProvidedLogin(Login):
         '_asking',
         '_delays',
         '_due_by',
+        '_limit',
         '_mechanism',
         '_notify',
         '_provider',
@@ -63,9 +65,10 @@ class ProvidedLogin(Login):
         self._renewal: asyncio.Task[None] | None = None
         self._notify: Callable[..., None] | None = None
         self._delays: Delays = ()
+        self._limit: float | None = None  # seconds of a call
 
-    def use(self, notify: Callable[..., None], delays: Delays) -> None:
-        self._notify, self._delays = notify, delays
+    def use(self, notify: Callable[..., None], delays: Delays, limit: float | None) -> None:
+        self._notify, self._delays, self._limit = notify, delays, limit
 
     # -- asking the program
 
@@ -85,7 +88,7 @@ class ProvidedLogin(Login):
         loop, task = asyncio.get_running_loop(), self._asking
         if task is None or task.done() or task.get_loop() is not loop:
             self._waiting = 0
-            task = self._asking = loop.create_task(call(self._provider))
+            task = self._asking = loop.create_task(call(self._provider, self._limit))
             task.add_done_callback(retrieve)
         self._waiting += 1
         try:
@@ -186,15 +189,20 @@ class ProvidedLogin(Login):
             self._due_by.pop(connection, None)
 
 
-async def call(provider: Provider) -> Credentials:
+async def call(provider: Provider, limit: float | None) -> Credentials:
     """Return the credentials of the program.
 
+    :param limit: seconds to wait for them; None for no limit.
     :raises CredentialsError: the program has none now; another try may succeed.
     :raises ArgumentTypeError: it returned something else.
     """
+    scope = time_limit(limit)
     try:
-        found = await provider()
+        async with scope:
+            found = await provider()
     except Exception as ex:
+        if scope.expired():
+            raise CredentialsError(f'no credentials within {limit:g} s') from ex
         raise CredentialsError(f'no credentials: {type(ex).__name__}: {ex}') from ex
     if not isinstance(found, Credentials):
         raise ArgumentTypeError(

@@ -142,14 +142,13 @@ class Dialer:
     async def dial(self, info: Endpoint, limit: float, progress: Progress) -> Connection | None:
         """Connect to an address of a host; each one has its share of the time.
 
-        The client asks for credentials once for all addresses, within `connect_timeout`.
+        The client asks for credentials once for all addresses.
 
         If all fail, and another try may succeed, set `progress.error` and return None.
         """
         loop = asyncio.get_running_loop()
         hosts: list[str] = []
-        connect_timeout = self._settings.connect_timeout
-        share = limit if connect_timeout is None else min(limit, connect_timeout)
+        share = limit
         try:
             progress.on_step('asking for credentials')
             async with time_limit(None if share == inf else share):

@@ -100,11 +100,17 @@ class Login:
             return text
         return text.replace(known.password, '***')
 
-    def use(self, notify: Callable[..., None], delays: tuple[()] | tuple[float, float]) -> None:
+    def use(
+        self,
+        notify: Callable[..., None],
+        delays: tuple[()] | tuple[float, float],
+        limit: float | None,
+    ) -> None:
         """Take what belongs to the client.
 
         :param notify: notifies its observers, see :meth:`.Observers.notify`.
         :param delays: limits of the delays between tries.
+        :param limit: seconds that one call for credentials may take; None for no limit.
         """
 
     def stop(self) -> None:

@@ -132,7 +132,7 @@ class Registration:
         self._opened_at = 0.0
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
-        self._fails = False  # it ends at its loss, as with `reconnect_timeout=0`
+        self._fails = False  # `lose` ends it: the program wants no reconnect
         self._lost_by: RbFlyError | None = None  # until it is declared again
         self._outcome: asyncio.Future[int] | None = None  # of `open`
         self._closed: asyncio.Event | None = None  # of `wait_closed`

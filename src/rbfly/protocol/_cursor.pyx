@@ -69,7 +69,8 @@ cdef class MessageCursor:
     :param filter: selects the messages to return; None for all.
     :param wake: called when a chunk enters the empty queue.
     :param turn: limits how long other tasks wait; None for no limit.
-    :param yield_after: number of chunks to finish in one turn; their credit is returned after it.
+    :param yield_after: number of chunks to finish in one turn; their credit is returned after it,
+        or when none are left.
     :param stream: name of the stream; None if it is of no interest.
     :param super_stream: name of the super stream that the stream is a partition of; None for none.
     :param until: where the subscription ends (:class:`rbfly.protocol.end.End`); None for nowhere.

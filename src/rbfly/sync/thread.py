@@ -166,21 +166,23 @@ class RunningLoop:
         self._calls: set[Call[Any]] = set()
         self._loop = loop_factory()
         self._stopped = False
+        self._is_used = False
         self._thread = threading.Thread(target=self._run, name='rbfly.sync', daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # the system has no more threads
+        except (RuntimeError, MemoryError):  # the system has no more threads
             self._loop.close()
             raise
         except BaseException:  # an interrupt: the thread may still be about to start
             self._loop.call_soon_threadsafe(self._stop)
-            with suppress(RuntimeError):  # it has not started yet, and will end at once
+            with suppress(RuntimeError):  # it has not started: it ends at once, or never starts
                 self._thread.join()
             raise
 
     def start(self, call: Call[Any]) -> None:
         """Start a call; the caller makes sure that the loop is not stopped meanwhile."""
         self.check()
+        self._is_used = True
         call.start(self._loop, self._calls)
 
     def check(self) -> None:
@@ -233,7 +235,8 @@ class RunningLoop:
             while not self._stopped:
                 with suppress(KeyboardInterrupt, SystemExit):  # a call has raised it to its caller
                     loop.run_forever()
-            loop.run_until_complete(self._end())
+            if self._is_used:  # else another thread may use the client by now
+                loop.run_until_complete(self._end())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)

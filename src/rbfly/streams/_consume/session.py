@@ -363,11 +363,11 @@ class SubscriptionSession(Owner):
     # -- the cursor
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
-        """Let the broker send one more chunk, after those that have arrived or in the next turn."""
+        """Return the credit of a chunk: at once if no other has arrived, else in the next turn."""
         connection = self.registration.connection
         if connection is None or not connection.is_open:
             return
-        if not self.cursor.queue.chunks:  # the program is about to wait
+        if not self.cursor.queue.chunks:  # the broker should send more
             self._return_credit(1)
             return
         if self._unreturned == 0:
@@ -375,7 +375,7 @@ class SubscriptionSession(Owner):
         self._unreturned += 1
 
     def _return_credit(self, chunks: int = 0) -> None:
-        """Return the credit of consumed chunks, and that of `chunks` others, in one frame."""
+        """Return the credit of consumed chunks, and that of `chunks` others, in few frames."""
         chunks += self._unreturned
         self._unreturned = 0
         connection = self.registration.connection
