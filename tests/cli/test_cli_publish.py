@@ -233,7 +233,7 @@ FULL = 'rbfly publish: cannot write /dev/full: No space left on device'
 
 
 def test_file_for_failed_lines_is_full(broker: RabbitMQ, stream: str) -> None:
-    """The command stops, and reports what is confirmed."""
+    """The command stops and reports how many lines are confirmed."""
     lines = b'one\n\xff\ntwo\n'
     options = ('--failed', '/dev/full')
     done = rbfly('publish', stream, *options, stdin=lines, RBFLY_URI=broker.uri)

@@ -1,6 +1,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self, SupportsFloat, SupportsIndex, SupportsInt, final, overload
 
+SAME_HASH: int
+
 @final
 class Symbol:
     name: Final[str]

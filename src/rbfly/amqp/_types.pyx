@@ -21,6 +21,8 @@ from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
 )
 
+SAME_HASH = MAX_SAME_HASH   # for Python
+
 # Not `cpython.datetime`, which imports the module at once.
 cdef extern from 'datetime.h':
     ctypedef struct PyDateTime_CAPI:

@@ -29,6 +29,7 @@ from ..error import ArgumentTypeError
 from ._plan import NO_DEFAULT, Plan
 from ._records import sent_as
 from ._types import (
+    SAME_HASH,
     AMQPArray,
     Char,
     Decimal32,
@@ -54,7 +55,6 @@ __all__ = ['PLANS', 'plan_of']
 PLANS: dict[Any, Plan] = {}  # by type
 PLANS_MAX = 256
 CLASSES_MAX = 1000  # that a type refers to
-SAME_HASH = 64  # items of a set with the same hash; as MAX_SAME_HASH of maps
 
 SCALARS: dict[Any, str] = {
     Any: 'Any',
@@ -408,7 +408,7 @@ class Schema:
 def member_of(cls: Any, others: Sequence[tuple[Any, Any]], value: Any) -> Any:
     """Return the member of an enumeration with a value.
 
-    :param others: pairs of what is sent and the member, for members whose values have no hash.
+    :param others: the members whose values have no hash, each after the value that is sent for it.
     """
     for sent, member in others:
         if sent == value:

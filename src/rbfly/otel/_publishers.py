@@ -108,7 +108,7 @@ class TracedSuperStreamPublisher(SuperStreamPublisher):
         self._spans = PublisherSpans(self._trace_settings, self.stream, info.amqp, named)
 
     def _begin_span(self, message: Any) -> tuple[Any, Any, Any, Any]:
-        """Route a message, and begin its span; return what was found, and what `begin` returns."""
+        """Route a message and begin its span; return the destination and the result of `begin`."""
         spans = self._spans
         try:
             found = self._router.find(message)
