@@ -19,7 +19,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from rbfly._crc cimport CRC_IS_CHECKED, crc_is_here, crc_of
+from rbfly._crc cimport CRC_IS_CHECKED, crc_level, crc_of
 from rbfly._turn cimport Sampler, rbfly_wall_time
 from rbfly._wire cimport load_u16, load_u32, load_u64
 from binascii import crc32  # loaded with ssl, unlike zlib
@@ -39,7 +39,7 @@ cdef enum:
 
 cdef uint32_t BATCH_MAX = _BATCH_MAX
 cdef uint64_t CHUNK_MAX = _CHUNK_MAX
-cdef bint CRC_IS_HERE = crc_is_here()
+cdef int CRC_LEVEL = crc_level()
 
 
 cdef Chunk parse_chunk(object owner, const uint8_t *p, Py_ssize_t n, object committed_chunk_id):
@@ -76,13 +76,13 @@ cdef void sum_up(
     RunningSum *sum, const uint8_t *frame, Py_ssize_t start, Py_ssize_t filled, Py_ssize_t size
 ) noexcept:
     cdef Py_ssize_t end
-    if not CRC_IS_HERE or filled < start + HEADER:
+    if not CRC_LEVEL or filled < start + HEADER:
         return
     if not sum.end:
         sum.at = start + HEADER
         sum.end = min(sum.at + <Py_ssize_t> load_u32(frame + start + 36), size)
     end = min(filled, sum.end)
-    sum.crc = crc_of(sum.crc, frame + sum.at, end - sum.at)
+    sum.crc = crc_of(CRC_LEVEL, sum.crc, frame + sum.at, end - sum.at)
     sum.at = end
 
 
@@ -113,13 +113,14 @@ cdef class Chunk:
         :raises ChunkError: they differ.
         """
         cdef uint32_t found = self.found
-        if CRC_IS_HERE and not self.is_summed:
-            found = crc_of(0, self.data, self.data_end - self.data)
-        if not CRC_IS_HERE or CRC_IS_CHECKED:
+        if CRC_LEVEL and not self.is_summed:
+            found = crc_of(CRC_LEVEL, 0, self.data, self.data_end - self.data)
+        if not CRC_LEVEL or CRC_IS_CHECKED:
             again = crc32(
                 PyMemoryView_FromMemory(<char *> self.data, self.data_end - self.data, PyBUF_READ)
             )
-            assert not CRC_IS_HERE or found == again
+            assert not CRC_LEVEL or found == again
+            assert not CRC_LEVEL or again == crc_of(1, 0, self.data, self.data_end - self.data)
             found = again
         if found != self.crc:
             raise ChunkError(
