@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, assert_type, get_type_hints
 from uuid import uuid4
 
@@ -36,7 +36,7 @@ from rbfly.error import (
     SubscriptionError,
 )
 from rbfly.sync import options as kinds
-from rbfly.sync.thread import Call, ClientThread
+from rbfly.sync.thread import Call, ClientThread, RunningLoop
 from rbfly.testing import StreamBroker
 
 HANG = 60.0  # seconds; only a safeguard
@@ -544,14 +544,19 @@ def test_commit_while_another_thread_waits(client: rbfly.sync.StreamsClient, str
 # -- interrupts, processes, threads
 
 
-def is_calling(thread: threading.Thread | None = None) -> bool:
-    """Return whether a thread, by default the main one, waits for the client."""
-    frame = sys._current_frames().get((thread or threading.main_thread()).ident or 0)
+def is_in(thread: threading.Thread, code: CodeType) -> bool:
+    """Return whether a thread runs a function."""
+    frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
-        if frame.f_code is Call.wait.__code__:  # the call has been passed to the client's thread
+        if frame.f_code is code:
             return True
         frame = frame.f_back
     return False
+
+
+def is_calling(thread: threading.Thread | None = None) -> bool:
+    """Return whether a thread, by default the main one, waits for a call that it has passed on."""
+    return is_in(thread or threading.main_thread(), Call.wait.__code__)
 
 
 @contextlib.contextmanager
@@ -819,6 +824,78 @@ def test_client_is_closed_as_a_call_begins(memory: StreamBroker) -> None:
         finally:
             sys.settrace(None)
         assert closing.ident is not None
+
+
+@pytest.mark.parametrize('way', ['call', 'confirm'])
+def test_call_begins_as_the_thread_ends(
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Because another thread closes the client: the call waits for that."""
+    made: list[asyncio.AbstractEventLoop] = []
+    stop = RunningLoop.stop
+    errors: list[BaseException] = []
+
+    def factory() -> asyncio.AbstractEventLoop:
+        assert all(loop.is_closed() for loop in made)
+        made.append(asyncio.new_event_loop())
+        return made[-1]
+
+    def call() -> None:
+        try:
+            confirmation.result() if way == 'confirm' else client.ping()
+        except BaseException as ex:
+            errors.append(ex)
+
+    def stop_later(running: Any) -> None:
+        monkeypatch.setattr(RunningLoop, 'stop', stop)
+        calling.start()
+        wait_until(lambda: not calling.is_alive() or is_in(calling, ClientThread._start.__code__))
+        stop(running)
+
+    calling = threading.Thread(target=call)
+    client = rbfly.sync.streams_client(memory.uri, loop_factory=factory, close_timeout=0.01)
+    memory.withhold_confirms()
+    confirmation = client.publisher('orders').submit(b'x')
+    monkeypatch.setattr(RunningLoop, 'stop', stop_later)
+    client.close()
+    calling.join(HANG)
+    if way == 'call':
+        assert errors == []
+    else:
+        with pytest.raises(StreamConnectionError, match='may still be stored'):
+            raise errors[0]
+    client.close()
+
+
+def test_signal_handler_calls_as_the_thread_ends(
+    memory: StreamBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the thread that closes the client: `close` returns, and other calls raise."""
+    client = rbfly.sync.streams_client(memory.uri)
+    client.ping()
+    end = RunningLoop._end
+    done: list[str] = []
+
+    async def end_later(running: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until(lambda: len(done) == 2)
+        await end(running)
+
+    def handle(*_: object) -> None:
+        client.close()
+        done.append('close')
+        with pytest.raises(StreamConnectionError, match='the client was closed'):
+            client.ping()
+        done.append('ping')
+
+    monkeypatch.setattr(RunningLoop, '_end', end_later)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        client.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert done == ['close', 'ping']
+    assert threads() == []
 
 
 def test_interrupt_at_any_moment_of_a_call() -> None:

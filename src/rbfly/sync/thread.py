@@ -111,7 +111,7 @@ class ClientThread:
         self.check()
         with self._closing:  # another thread that closes waits until this one has closed
             running = self._running
-            if running is None:
+            if running is None or running.stopping:  # by this thread, which a signal interrupts
                 return
 
             async def run() -> None:
@@ -127,13 +127,15 @@ class ClientThread:
                 close()
                 is_closed = True
             finally:
-                with self._lock:
-                    self._running = None
-                try:
-                    if is_closed:
-                        close()  # another thread may have used the client in the meantime
-                finally:
-                    running.stop()
+                with self._lock:  # a call of another thread waits, and starts the thread again
+                    try:
+                        if is_closed and not running.stopping:
+                            close()  # another thread may have used the client in the meantime
+                    finally:
+                        try:
+                            running.stop()
+                        finally:
+                            self._running = None
 
     def drop(self) -> None:
         """Do the same without waiting: the program has dropped its last reference."""
@@ -154,6 +156,7 @@ class RunningLoop:
 
     :param close: closes the asynchronous client.
     :ivar pid: process of the thread.
+    :ivar stopping: no call can begin any more.
     """
 
     def __init__(
@@ -165,6 +168,7 @@ class RunningLoop:
         self._close = close
         self._calls: set[Call[Any]] = set()
         self._loop = loop_factory()
+        self.stopping: bool = False
         self._stopped = False
         self._is_used = False
         self._thread = threading.Thread(target=self._run, name='rbfly.sync', daemon=True)
@@ -183,7 +187,10 @@ class RunningLoop:
         """Start a call; the caller makes sure that the loop is not stopped meanwhile."""
         self.check()
         self._is_used = True
-        call.start(self._loop, self._calls)
+        if self.stopping:  # a signal handler calls while its thread closes the client
+            call.fail()
+        else:
+            call.start(self._loop, self._calls)
 
     def check(self) -> None:
         """Check that this process and thread can call the loop."""
@@ -200,6 +207,7 @@ class RunningLoop:
 
     def stop(self) -> None:
         """End the thread, and wait for that."""
+        self.stopping = True
         with suppress(RuntimeError):  # a signal handler has ended it
             self._loop.call_soon_threadsafe(self._stop)
         self._thread.join()
@@ -335,7 +343,7 @@ class Call(Generic[T]):
             self._end(task.result(), None)
 
     def fail(self) -> None:
-        """End a call that was cancelled, or never began."""
+        """End a call that was cancelled, or never begins."""
         self._end(None, StreamConnectionError('the client was closed'))
 
     def _end(self, result: T | None, error: BaseException | None) -> None:
