@@ -421,10 +421,12 @@ def test_a_changed_instance_is_encoded_and_an_unchanged_message_is_sent_as_recei
     raw = encode_amqp_bytes(stream_message_ctx(RAW, app_properties={'a': 1}))
     ctx = decode_amqp(raw, type=Order)
     assert encode_amqp_bytes(ctx) == raw
-    ctx.body.tags.append('blue')
-    other = decode_amqp(encode_amqp_bytes(ctx), type=Order)
-    assert other.body.tags == ['red', 'blue']
-    assert other.app_properties == {'a': 1}
+    for changed in (pickle.loads(pickle.dumps(ctx)), copy.deepcopy(ctx), ctx):
+        changed.body.tags.append('blue')
+        for sent in (changed, pickle.loads(pickle.dumps(changed))):
+            other = decode_amqp(encode_amqp_bytes(sent), type=Order)
+            assert other.body.tags == ['red', 'blue']
+            assert other.app_properties == {'a': 1}
 
 
 @pytest.mark.parametrize(
@@ -444,6 +446,23 @@ def test_an_unchanged_message_is_sent_with_what_its_type_lacks(body: Any, kind: 
     assert encode_amqp_bytes(ctx) == encode_amqp_bytes(copy.copy(ctx)) == raw
     ctx.app_properties['b'] = 2
     assert decode_amqp(encode_amqp_bytes(ctx)).body == body
+
+
+@pytest.mark.parametrize(
+    ('body', 'kind'),
+    [
+        (RAW | {'new': 2}, Order),
+        (RAW | {'new': 2}, OrderDict),
+        ([RAW | {'new': 2}], list[Order]),
+        ('12.50', Decimal),
+    ],
+)
+def test_a_copy_or_pickle_of_an_unchanged_message_is_sent_as_received(body: Any, kind: Any) -> None:
+    raw = encode_amqp_bytes(stream_message_ctx(body))
+    ctx = decode_amqp(raw, type=kind)
+    for _ in range(2):  # also a copy of a copy
+        ctx = copy.deepcopy(pickle.loads(pickle.dumps(ctx)))
+        assert encode_amqp_bytes(ctx) == raw
 
 
 def test_a_message_that_its_type_refuses_now_is_encoded() -> None:

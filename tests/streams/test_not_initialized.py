@@ -36,8 +36,8 @@ def test_subscription_that_was_never_opened(cls: Any) -> None:
 @pytest.mark.parametrize(
     'arguments',
     [
-        *([0] * count for count in range(13)),
-        [b'\0Su\xa0\0', None, False, False, [None] * 5, 0, 0, None, 0, 0.0, 0, False],
+        *([0] * count for count in range(14)),
+        [b'\0Su\xa0\0', None, False, False, [None] * 5, 0, 0, None, 0, 0.0, 0, False, None],
     ],
 )
 def test_message_is_not_restored_from_a_damaged_pickle(arguments: list[Any]) -> None:

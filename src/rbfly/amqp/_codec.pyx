@@ -1,5 +1,7 @@
 """The codec: encode and decode whole messages (part 3 of the specification)."""
 
+import copyreg
+
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport (
@@ -28,7 +30,7 @@ from rbfly.amqp._layout cimport (
     Layout, Sections, build_body, build_section, data_head, get_field, is_one_section,
     open_sections, scan, skip_value, take_descriptor,
 )
-from rbfly.amqp._message cimport Message, new_message
+from rbfly.amqp._message cimport Message, new_message, state_of
 from rbfly.amqp._native cimport rbfly_ascii_data, rbfly_copy
 from rbfly.amqp._path cimport name_part
 from rbfly.amqp._plan cimport Plan
@@ -39,6 +41,7 @@ from rbfly.amqp._sections cimport (
 from rbfly.amqp._typed cimport decode_typed, type_body
 from rbfly.amqp._types cimport DECIMALS, Symbol, clip, plain_dict
 
+from rbfly.amqp._message import restore_message
 from rbfly.amqp._sections import DataBody, SequenceBody
 from rbfly.error import (
     AMQPDecoderError, AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
@@ -211,12 +214,17 @@ cdef inline int put_section(
     )
 
 
-cdef bint is_same(object value, object received) except -1:
-    """Whether a value, which was decoded, has not been changed: it is encoded as before."""
+cdef object form(object value):
+    """What differs when a decoded value has been changed: how it is encoded."""
     try:
-        return encode_amqp_bytes(value) == encode_amqp_bytes(received)
+        return encode_amqp_bytes(value)
     except AMQPError:       # other clients write what cannot be encoded: symbols beyond ASCII
-        return repr(value) == repr(received)
+        return repr(value)
+
+
+cdef bint is_same(object value, object received) except -1:
+    """Whether a value, which was decoded, has not been changed."""
+    return form(value) == form(received)
 
 
 cdef bint keeps_section(
@@ -247,6 +255,8 @@ cdef bint keeps_body(Message ctx) except -1:
     if not ctx._body_ready or isinstance(body, UNCHANGING):
         return True
     if ctx._plan is not None:   # a type may lack fields of the message
+        if type(ctx._plan) is not Plan:
+            return form(body) == ctx._plan
         try:
             received = decode_typed(ctx._plan, ctx._p, ctx._n)
         except AMQPDecoderError:        # the program's validators refuse them now
@@ -254,6 +264,15 @@ cdef bint keeps_body(Message ctx) except -1:
         return is_same(body, received)
     cursor_open(&c, ctx._p, ctx._p + ctx._body_at, ctx._p + ctx._n)
     return is_same(body, build_body(&c))
+
+
+def reduce_message(Message ctx):
+    """Reduce a message; instead of the plan, a pickle has the form of an unchanged body."""
+    received = None if ctx._plan is None or not keeps_body(ctx) else form(ctx._body)
+    return restore_message, state_of(ctx, received)
+
+
+copyreg.pickle(Message, reduce_message)
 
 
 cdef bint is_as_received(Message ctx) except -1:

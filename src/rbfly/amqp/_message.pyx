@@ -338,39 +338,44 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
 
     __hash__ = None
 
-    def __reduce__(self):
-        cdef Sections sections = self._sections
-        cdef object body = self._body
-        cdef int i
-        cdef int absent = 0     # all of them if the message is undecodable
-        if sections is not None:
-            for i in range(6):
-                absent |= (sections.layout.at[i] < 0) << i
-        if type(body) is memoryview and body.readonly:      # of a received chunk
-            body = bytes(body)
-        return restore_message, (
-            None if self._owner is None else bytes(self.raw),
-            body,
-            bool(self._body_ready),
-            self._body_at < 0,
-            None if sections is None else [get_field(sections, i) for i in range(6)],
-            None if sections is None else sections.error,
-            0 if sections is None else sections.replaced,
-            absent,
-            self._stream, self._offset, self._timestamp, self._publish_id,
-            bool(self.is_set_stream_publish_id),
-        )
+    def __reduce__(self):       # pickles and deep copies use `reduce_message` of the codec
+        return restore_message, state_of(self, None)
 
     def __copy__(self):
-        cdef Message copied = restore_message(*self.__reduce__()[1])
-        copied._plan = self._plan       # which a pickle lacks
+        cdef Message copied = restore_message(*state_of(self, None))
+        copied._plan = self._plan
         return copied
+
+
+cdef tuple state_of(Message ctx, object form):
+    cdef Sections sections = ctx._sections
+    cdef object body = ctx._body
+    cdef int i
+    cdef int absent = 0     # all of them if the message is undecodable
+    if sections is not None:
+        for i in range(6):
+            absent |= (sections.layout.at[i] < 0) << i
+    if type(body) is memoryview and body.readonly:      # of a received chunk
+        body = bytes(body)
+    return (
+        None if ctx._owner is None else bytes(ctx.raw),
+        body,
+        bool(ctx._body_ready),
+        ctx._body_at < 0,
+        None if sections is None else [get_field(sections, i) for i in range(6)],
+        None if sections is None else sections.error,
+        0 if sections is None else sections.replaced,
+        absent,
+        ctx._stream, ctx._offset, ctx._timestamp, ctx._publish_id,
+        bool(ctx.is_set_stream_publish_id),
+        form,
+    )
 
 
 def restore_message(
     bytes raw, body, bint body_ready, bint body_set, list fields, object error, int replaced,
     int absent, str stream, uint64_t offset, double timestamp, uint64_t publish_id,
-    bint is_set_publish_id,
+    bint is_set_publish_id, object form,
 ):
     cdef Message ctx = new_message()
     cdef Sections sections
@@ -404,6 +409,7 @@ def restore_message(
     ctx._timestamp = timestamp
     ctx._publish_id = publish_id
     ctx.is_set_stream_publish_id = is_set_publish_id
+    ctx._plan = form
     return ctx
 
 
