@@ -111,6 +111,21 @@ async def test_client_that_does_not_wait_for_a_reconnect_waits_for_a_connect() -
         assert 2.9 < now() - begin < 3.1
 
 
+async def test_call_on_a_connection_that_the_program_replaces_is_repeated() -> None:
+    async with (
+        FakeBroker(on={wire.QUERY_OFFSET: SILENT}) as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=0) as client,
+    ):
+        call = asyncio.ensure_future(use_offset(client))
+        await until(
+            lambda: any(wire.QUERY_OFFSET in peer.commands() for peer in fake.connections),
+            'the request has arrived',
+        )
+        fake.handlers.clear()
+        await client.reconnect()
+        assert await call == 0
+
+
 @own_clock
 async def test_client_that_does_not_wait_closes_at_once() -> None:
     async with FakeBroker(on={wire.PUBLISH: SILENT, wire.CLOSE: SILENT}) as fake:

@@ -242,7 +242,7 @@ class Cluster:
                 if (
                     is_final
                     or not can_retry(ex, declared=False)
-                    or self.settings.reconnect_timeout == 0
+                    or (self.settings.reconnect_timeout == 0 and ex._is_outage)
                     or self.generation != generation
                 ):
                     raise

@@ -426,7 +426,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         :raises ArgumentError: the request does not fit into a frame.
         """
         if self.error is not None:
-            raise type(self.error)(str(self.error)) from self.error
+            raise copy_error(self.error) from self.error
         if self.state is ConnectionState.CLOSING:
             raise disconnected()
         if timeout is None and self.state is ConnectionState.OPEN:

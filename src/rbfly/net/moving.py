@@ -54,7 +54,9 @@ async def move(connection: Connection, observers: Observers) -> None:
             connection.is_open and connection.has_unconfirmed and loop.time() < end
         ):
             await asyncio.sleep(POLL)
-        connection.abort(StreamConnectionError(f'{connection.address}: the program reconnects'))
+        error = StreamConnectionError(f'{connection.address}: the program reconnects')
+        error._is_outage = False
+        connection.abort(error)
         await asyncio.sleep(0)  # registrations are lost in this turn, or begin to reconnect
         await moved.wait()
     except asyncio.CancelledError:
