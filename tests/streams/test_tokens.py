@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from collections import Counter
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -12,8 +13,9 @@ from rbfly.error import ArgumentError
 from rbfly.net import credentials as renewal
 from rbfly.streams import events
 from rbfly.testing import StreamBroker
+from tests import fake_broker as wire
 from tests.brokers import until
-from tests.fake_broker import FakeBroker, Step
+from tests.fake_broker import FakeBroker, FakeConnection, Frame, Step
 from tests.inside import connection_of
 from tests.next_event import find
 
@@ -380,6 +382,36 @@ async def test_connection_that_was_too_busy_to_renew_is_renewed_later() -> None:
                 'it is renewed again',
             )
             assert connection_of(publisher) is connection
+
+
+async def test_connection_that_the_broker_does_not_read_delays_no_other_renewal() -> None:
+    """As during an alarm, when it reads nothing from publishers."""
+    answered: Counter[FakeConnection] = Counter()
+    unread: list[tuple[FakeConnection, Frame]] = []
+
+    def authenticate(peer: FakeConnection, request: Frame) -> None:
+        if not unread and answered[peer] and wire.DECLARE_PUBLISHER in peer.commands():
+            unread.append((peer, request))
+            return
+        answered[peer] += 1
+        fake.default(peer, request)
+
+    async with (
+        FakeBroker(at={Step.SASL_AUTHENTICATE: authenticate}) as fake,
+        rbs.streams_client(
+            fake.uri, credentials=Tokens(lifetime=0.1), request_timeout=None
+        ) as client,
+        client.publisher('s'),
+        client.subscribe('s'),
+    ):
+        await until(lambda: bool(unread), 'the connection of the publisher is renewed')
+        [(blocked, request)] = unread
+        [other] = [item for item in fake.connections if wire.SUBSCRIBE in item.commands()]
+        before = answered[other]
+        await until(lambda: answered[other] > before + 2, 'the other one is renewed')
+        assert answered[blocked] == 1
+        fake.default(blocked, request)
+        await until(lambda: answered[blocked] > 2, 'it is renewed again')
 
 
 async def test_client_that_is_closed_renews_no_more() -> None:

@@ -166,10 +166,12 @@ class ProvidedLogin(Login):
                 self._notify(Observer.on_renewal_failed, error, loop.time() + delay)
             await asyncio.sleep(delay)
         opened = [item for item in self._due_by if item.state is ConnectionState.OPEN]
-        await asyncio.gather(*(self._authenticate(item, credentials) for item in opened))
-        for item, due in list(self._due_by.items()):
-            if item not in opened:  # it is in its handshake
-                self._due_by[item] = max(due, loop.time() + SHORTEST)
+        for item in opened:  # the broker may not read one of them for as long as an alarm lasts
+            del self._due_by[item]  # until it is authenticated
+            task = loop.create_task(self._authenticate(item, credentials))
+            task.add_done_callback(lambda _: self._schedule())
+        for item, due in list(self._due_by.items()):  # it is in its handshake
+            self._due_by[item] = max(due, loop.time() + SHORTEST)
         self._renewal = None
         self._schedule()
 
@@ -185,8 +187,6 @@ class ProvidedLogin(Login):
                 self._due_by[connection] = asyncio.get_running_loop().time() + SHORTEST
         else:
             self._set_due(connection, credentials)
-        if not connection.is_open:
-            self._due_by.pop(connection, None)
 
 
 async def call(provider: Provider, limit: float | None) -> Credentials:
