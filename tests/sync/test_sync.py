@@ -469,6 +469,30 @@ def test_super_stream(
     assert {*super_stream.read_offset('me').values()} == {0}
 
 
+@pytest.mark.parametrize('options', [{'group': 'me', 'commit': 'manual'}, {'group': None}])
+def test_commit_after_the_stream_was_created_again(
+    client: rbfly.sync.StreamsClient, stream: str, options: Any
+) -> None:
+    """The offset of its last message is that of no message of the new stream."""
+    tracking: Any = options.get('commit', rbs.OffsetTracking('me', manual=True))
+    with (
+        client.publisher(stream) as publisher,
+        client.subscribe(stream, offset=FIRST, **options | {'commit': tracking}) as subscription,
+    ):
+        publisher.send_many(range(3))
+        assert [next(subscription) for _ in range(3)] == [0, 1, 2]
+        client.delete_stream(stream)
+        with pytest.raises(StreamDoesNotExist):
+            next(subscription)
+        client.create_stream(stream)
+        subscription.commit()
+        with client.publisher(stream) as other:
+            other.send('new')
+        assert next(subscription) == 'new'
+        subscription.commit()
+        assert client.read_offset(stream, 'me') == 0
+
+
 def test_commit_after_a_partition_was_deleted(caplog: pytest.LogCaptureFixture) -> None:
     """The offsets of the other partitions are stored."""
     caplog.set_level(logging.INFO, 'rbfly.streams')

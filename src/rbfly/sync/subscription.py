@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from ..error import OffsetNotStored, SubscriptionError, counted
+from ..error import OffsetNotStored, StreamDoesNotExist, SubscriptionError, counted
 from ..streams import MessageBatch, MessageCtx
 from ..streams import Subscription as AsyncSubscription
 from ..streams import SuperStreamSubscription as AsyncSuperStreamSubscription
@@ -225,7 +225,13 @@ class Subscription(Generic[Body]):
 
     async def _pass(self, source: Callable[[], Any], whole: bool) -> None:
         """Keep a batch for the program, in the client's thread: an interrupt loses nothing."""
-        batch = await source()
+        try:
+            batch = await source()
+        except StreamDoesNotExist as ex:  # the program cannot commit its messages any more
+            self._received.update(self._last())
+            self._received.pop(ex.stream or self.stream, None)
+            self._batch = None
+            raise
         self._received.update(self._last())
         self._ended = batch is None
         self._batch, self._kept, self._lost = batch, whole and batch is not None, 0
