@@ -150,8 +150,9 @@ def test_existing_super_stream_is_found(broker_uri: str) -> None:
 
 @contextlib.contextmanager
 def running(uri: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the command until the test ends it; Ctrl-C works, whatever this process does with it."""
+    """Run the command until the test ends it; signals work, whatever they do in this process."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with subprocess.Popen(
         [*COMMAND, *FOREVER, *options],
         stdout=subprocess.PIPE,
@@ -160,13 +161,14 @@ def running(uri: str, *options: str) -> Iterator[subprocess.Popen[str]]:
         env=environment(RBFLY_URI=uri),
     ) as process:
         signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGHUP, hangup)
         try:
             yield process
         finally:
             process.kill()
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_it_with_the_summary(
     number: signal.Signals, memory: StreamBroker, tmp_path: Path
 ) -> None:
@@ -186,7 +188,7 @@ def test_signal_ends_it_with_the_summary(
     assert memory.connections == 0
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_before_its_time(number: signal.Signals, memory: StreamBroker) -> None:
     with running(memory.uri, '--time', '100') as process:
         assert process.stdout is not None

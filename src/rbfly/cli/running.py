@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 FAILED = 1
 PARTIAL = 3
 INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
 
 T = TypeVar('T')
 
@@ -46,35 +45,38 @@ def run(
     main: Coroutine[Any, Any, T],
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> T:
-    """Run a coroutine; Ctrl-C and SIGTERM cancel it.
+    """Run a coroutine; Ctrl-C, SIGTERM and SIGHUP cancel it.
 
     :raises KeyboardInterrupt: the coroutine was cancelled by Ctrl-C.
-    :raises click.exceptions.Exit: it was cancelled by SIGTERM.
+    :raises click.exceptions.Exit: it was cancelled by SIGTERM or SIGHUP.
     """
     import asyncio
 
-    terminated = False
+    received = 0
 
     async def cancellable() -> T:
         task = asyncio.current_task()
         assert task is not None
 
-        def terminate() -> None:
-            nonlocal terminated
-            terminated = True
+        def terminate(number: int) -> None:
+            nonlocal received
+            received = number
             task.cancel()
 
+        loop = asyncio.get_running_loop()
         with suppress(NotImplementedError):  # on Windows
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+            loop.add_signal_handler(signal.SIGTERM, terminate, signal.SIGTERM)
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as after `nohup`
+                loop.add_signal_handler(signal.SIGHUP, terminate, signal.SIGHUP)
         return await main
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             return runner.run(cancellable())
         except asyncio.CancelledError:
-            if not terminated:
+            if not received:
                 raise
-    raise click.exceptions.Exit(TERMINATED)
+    raise click.exceptions.Exit(128 + received)
 
 
 def describe(error: Exception) -> str:
