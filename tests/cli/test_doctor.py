@@ -22,6 +22,9 @@ import trustme
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
+from rbfly.cli import reachability
+from rbfly.cli.reachability import Node
+from rbfly.net.uri import parse_uri
 from rbfly.testing import ResponseCode, StreamBroker
 from tests.closed_port import closed_port
 from tests.command_line import environment
@@ -320,6 +323,58 @@ def test_certificate(settings: dict[str, Any], result: str, parts: list[str], ca
         found = doctor(broker.uri, 'orders', '--tls-ca', ca_file, '--watch', '0')
         check(found, 'TLS', result, *(part.replace('DATE', date) for part in parts))
         assert ('stream' in found) is (result != 'failed')
+
+
+def test_certificate_with_the_address_as_a_host_name(ca_file: str) -> None:
+    certificate = AUTHORITY.issue_cert(common_name='127.0.0.1')
+    with tls_broker(certificate) as broker:
+        found = doctor(broker.uri, 'orders', '--tls-ca', ca_file)
+    finding = check(found, 'TLS', 'failed', 'names 127.0.0.1 as a host, not as an address')
+    assert 'IP:127.0.0.1' in finding['advice']
+
+
+def test_tls_of_a_name_with_an_address_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, ca_file: str
+) -> None:
+    """The handshake is with another one, as the client tries them all."""
+    context = ssl.create_default_context(cafile=ca_file)
+    hosts = ['127.0.0.2', '127.0.0.1']
+
+    def addresses(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, '', (host, port)) for host in hosts]
+
+    async def look(node: Node) -> list[reachability.Finding]:
+        found = []
+        async for finding in node.check():
+            found.append(finding)
+            if finding.check == 'TLS':
+                break
+        return found
+
+    monkeypatch.setattr(reachability, 'PORT_LIMIT', 0.2)
+    monkeypatch.setattr(reachability, 'TLS_LIMIT', 2.0)
+    with tls_broker(issue(name='rabbit.example')) as broker:
+        port = broker.port
+        with (
+            socket.create_server((hosts[0], port), backlog=0),
+            socket.create_connection((hosts[0], port)),  # the queue is full
+            asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
+            monkeypatch.context() as patch,
+        ):
+            patch.setattr(socket, 'getaddrinfo', addresses)
+            info = parse_uri(f'rabbitmq-stream+tls://rabbit.example:{port}', context)
+            found = runner.run(look(Node(info)))
+    assert 'timed out' in found[1].detail
+    assert [item.result for item in found] == ['ok', 'ok', 'ok']
+
+
+@pytest.mark.parametrize('name', ['\x1b[2Jnode', 'a\nok       port'])
+def test_certificate_cannot_control_the_terminal(name: str, ca_file: str) -> None:
+    with tls_broker(AUTHORITY.issue_cert(common_name=name)) as broker:
+        done = rbfly('doctor', 'orders', '--tls-ca', ca_file, RBFLY_URI=broker.uri)
+    assert 'not for 127.0.0.1' in done.stdout
+    assert name not in done.stdout
+    assert '\x1b' not in done.stdout
 
 
 def test_unknown_authority(tmp_path: Path) -> None:

@@ -78,13 +78,18 @@ def ignore(finding: Finding) -> None:
 def show(finding: Finding) -> None:
     """Write a finding, and what to do about it."""
     head = f'{finding.result:8} {finding.check:13} '
-    text = folded(finding.detail, head, ' ' * len(head))
+    text = folded(printable(finding.detail), head, ' ' * len(head))
     if has_colors():
         result = click.style(finding.result, fg=COLORS[finding.result])
         text = text.replace(finding.result, result, 1)
     print(text, flush=True)
     if finding.advice:
-        print(folded(finding.advice, f'{"":8} -> ', f'{"":12}'), flush=True)
+        print(folded(printable(finding.advice), f'{"":8} -> ', f'{"":12}'), flush=True)
+
+
+def printable(text: str) -> str:
+    """Escape what would control the terminal: the node may not be a broker."""
+    return ''.join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def folded(text: str, first: str, others: str) -> str:

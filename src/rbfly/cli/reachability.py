@@ -72,7 +72,7 @@ class Node:
     async def check(self) -> AsyncIterator[Finding]:
         """Yield what each step finds; the first one that fails is the last one."""
         hosts: list[str] = []
-        for step in (self._name(hosts), self._port(hosts), self._tls(), self._sign_on()):
+        for step in (self._name(hosts), self._port(hosts), self._tls(hosts), self._sign_on()):
             async for finding in step:
                 yield finding
                 if finding.result == 'failed':
@@ -99,13 +99,14 @@ class Node:
             yield Finding(check, 'ok', f'{host} is {", ".join(hosts)}')
 
     async def _port(self, hosts: list[str]) -> AsyncIterator[Finding]:
-        """Connect to each address of the name."""
+        """Connect to each address of the name; keep those in the list that accept it."""
         port = self.info.port
         errors = await asyncio.gather(*(try_port(host, port) for host in hosts))
         failed = {host: error for host, error in zip(hosts, errors, strict=True) if error}
         text = '; '.join(f'{host}: {error}' for host, error in failed.items())
         if len(failed) < len(hosts):
-            good = ', '.join(host for host in hosts if host not in failed)
+            hosts[:] = [host for host in hosts if host not in failed]
+            good = ', '.join(hosts)
             text = f'{good} accepts connections at port {port}' + (f'; {text}' if text else '')
             yield Finding('port', 'ok', text)
             return
@@ -118,17 +119,17 @@ class Node:
             )
         yield Finding('port', 'failed', f'port {port}: {text}', advice)
 
-    async def _tls(self) -> AsyncIterator[Finding]:
+    async def _tls(self, hosts: list[str]) -> AsyncIterator[Finding]:
         """Do a TLS handshake, and look at the certificate."""
         context = self.info.ssl
         if context is None:
             return
         try:
-            certificate = await get_certificate(self.info, context)
+            certificate = await get_certificate(hosts[0], self.info, context)
         except ssl_module.SSLCertVerificationError as ex:
             unknown: Certificate | None = None
             with suppress(OSError, ValueError, TimeoutError):
-                unknown = await get_certificate(self.info, unverified(context))
+                unknown = await get_certificate(hosts[0], self.info, unverified(context))
             yield distrusted(ex, self.info, unknown)
             return
         except TimeoutError:
@@ -207,16 +208,19 @@ async def try_port(host: str, port: int) -> str:
     return ''
 
 
-async def get_certificate(info: ConnectionInfo, context: ssl_module.SSLContext) -> Certificate:
+async def get_certificate(
+    host: str, info: ConnectionInfo, context: ssl_module.SSLContext
+) -> Certificate:
     """Return the certificate of a node.
 
+    :param host: one of its addresses.
     :raises TimeoutError: it does not answer.
     :raises OSError: the handshake failed.
     :raises ValueError: the certificate cannot be read.
     """
     async with time_limit(TLS_LIMIT):
         _, writer = await asyncio.open_connection(
-            info.host, info.port, ssl=context, server_hostname=info.host
+            host, info.port, ssl=context, server_hostname=info.host
         )
     try:
         der = writer.get_extra_info('ssl_object').getpeercert(binary_form=True)
@@ -275,8 +279,12 @@ def distrusted(
     elif code == NOT_YET_VALID:
         text = f'the certificate is valid from {certificate.begins:%Y-%m-%d %H:%M} UTC on'
         advice = 'compare the clocks of this machine and of the broker'
+    elif code in OTHER_NAME and info.host in certificate.names:
+        text = f'the certificate names {info.host} as a host, not as an address'
+        advice = f'get a certificate with the alternative name IP:{info.host}'
     elif code in OTHER_NAME:
-        text = f'the certificate is for {", ".join(certificate.names)}, not for {info.host}'
+        names = ', '.join(certificate.names) or 'no name'
+        text = f'the certificate is for {names}, not for {info.host}'
         advice = 'connect to one of these names, or get a certificate with the other name'
     elif code in SELF_SIGNED:
         text = f'the certificate is of an authority that is not trusted: {certificate.issuer!r}'
