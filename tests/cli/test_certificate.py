@@ -43,3 +43,14 @@ def test_damaged_certificate_raises_value_error(rng: Random) -> None:
     for size in range(len(der)):
         with pytest.raises(ValueError, match='malformed'):
             read_certificate(der[:size])
+
+
+def test_damaged_issuer_raises_value_error() -> None:
+    """One byte is left after the kind of an attribute."""
+    der = der_of(trustme.CA(organization_name='Example').issue_cert('rabbit-1.example'))
+    kind = bytes.fromhex('060355040a')
+    at = der.index(kind)
+    size = len(kind) + der[at + len(kind) + 1]  # up to the last byte of the value, without the head
+    damaged = der[: at + 1] + bytes([size - 1]) + der[at + 2 :]
+    with pytest.raises(ValueError, match='malformed'):
+        read_certificate(damaged)

@@ -42,11 +42,10 @@ def read_certificate(der: bytes) -> Certificate:
         _serial, _algorithm, (_, issuer), (_, validity), (_, subject), *others = fields
         begins, ends = (time_of(tag, text) for tag, text in elements(validity))
         names = [name for tag, data in others if tag == EXTENSIONS for name in names_of(data)]
+        names = names or [*filter(None, [name_of(subject)])]
+        return Certificate(tuple(names), name_of(issuer), begins, ends)
     except (IndexError, ValueError) as ex:
         raise ValueError('the certificate is malformed') from ex
-    return Certificate(
-        tuple(names or filter(None, [name_of(subject)])), name_of(issuer), begins, ends
-    )
 
 
 def elements(data: bytes) -> list[tuple[int, bytes]]:
