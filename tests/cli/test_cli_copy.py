@@ -154,6 +154,22 @@ def test_follow_until_interrupted(broker: RabbitMQ, stream: str, to: str) -> Non
     assert bodies(broker.uri, to) == ['a', 'b']
 
 
+def test_interruption_counts_what_is_stored() -> None:
+    with StreamBroker() as source, StreamBroker() as target:
+        source.create_stream('orders')
+        target.create_stream('copy')
+        source.publish('orders', b'a', b'b')
+        variables: Any = {'RBFLY_URI': source.uri, 'RBFLY_TO_URI': target.uri}
+        with started('copy', 'orders', 'copy', '--follow', **variables) as process:
+            wait_until(lambda: len(target.messages('copy')) == 2)
+            target.lose_confirms(3)
+            source.publish('orders', b'c', b'd', b'e')
+            wait_until(lambda: len(target.messages('copy')) == 5)
+            process.send_signal(signal.SIGINT)
+            assert process.wait() == 130
+            assert process.stdout.read() == b'2 messages copied; interrupted\n'
+
+
 def test_killed_copy_goes_on(broker: RabbitMQ, stream: str, to: str) -> None:
     publish(broker.uri, stream, *range(50))
     with started('copy', stream, to, '--follow', RBFLY_URI=broker.uri) as process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -89,6 +90,8 @@ class Lane:
         self.confirmed: int = start
         self.stored: int = start
         self.published: int = 0
+        # Ends and lengths of the batches that are not confirmed, besides some that are.
+        self._batches = deque[tuple[int, int]]()
         self._job = job
         self._client = source.client
         self._is_first = is_first
@@ -186,6 +189,7 @@ class Lane:
                     await self._put_several(self.taken, several)
                 self._flush_soon()
         self.taken = batch.next_offset
+        self._batches.append((self.taken, len(batch)))
         self._flush_soon()
 
     async def _capacity(self, wanted: int = 1) -> int:
@@ -353,6 +357,13 @@ class Lane:
         """Note that all outputs of the messages before an offset are stored."""
         if not self._has_failed:  # another wait may know of an output that is not
             self.confirmed = max(self.confirmed, taken)
+            while self._batches and self._batches[0][0] <= self.confirmed:
+                self._batches.popleft()
+
+    @property
+    def unconfirmed(self) -> int:
+        """Number of messages taken whose outputs may not be stored; all of a batch if one is."""
+        return sum(count for end, count in self._batches if end > self.confirmed)
 
     async def settle(self, timeout: float | None = None) -> None:
         """Wait until all outputs are stored, for at most that many seconds."""

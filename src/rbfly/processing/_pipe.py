@@ -52,7 +52,8 @@ Transform: TypeAlias = Callable[[Any], Outputs] | Callable[[Any], Awaitable[Outp
 class PipeProgress:
     """What a pipe has done, while it runs and when it has ended.
 
-    :ivar read: number of messages of the source whose outputs were published (int).
+    :ivar read: number of messages of the source whose outputs were published, or are stored when
+        the pipe has ended (int).
     :ivar published: number of outputs (int), also those that the target had already stored.
     :ivar restarts: how often the pipe has started again, because another process used the name of
         a publisher (int).
@@ -316,6 +317,7 @@ class Pipe:
                     await lane.close(failure)
                 except BaseException as ex:
                     failure = failure or ex
+                self._progress.read -= lane.unconfirmed
             if failure is not None:
                 raise failure
         finally:
