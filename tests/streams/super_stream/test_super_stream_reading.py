@@ -245,6 +245,31 @@ async def test_one_partition_is_deleted_and_the_others_continue(
     assert f'super stream {super_stream!r}: partition {gone!r} is gone' in caplog.text
 
 
+async def test_partition_is_deleted_after_its_end(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    gone, left = f'{super_stream}-0', f'{super_stream}-1'
+    await fill(client, gone, 1)
+    await client.write_offset(gone, 'shop', 0, wait=True)  # the broker delivers nothing for it
+    async with client.publisher(left) as publisher:
+        for number in range(100):  # each one in its own chunk
+            await publisher.send(number)
+    found: list[Any] = []
+    async with client.super_stream(super_stream).subscribe(
+        offset=rbs.Offset.FIRST, until='now', initial_credit=1, timeout=HANG
+    ) as messages:
+        session = session_of(messages)
+        partition, registration = session.partitions[gone], session.sessions[gone].registration
+        while not partition.ended:
+            found.append(await anext(messages))
+        await client.delete_stream(gone)
+        await until(lambda: not registration.is_open, 'its subscription is lost')
+        found += [await anext(messages) for _ in range(20)]
+        await until(lambda: registration.waiting_since is None, 'it is not opened again')
+        found += [body async for body in messages]
+    assert sorted(found) == [0, *range(100)]
+
+
 async def test_deleted_super_stream(client: rbs.StreamsClient, super_stream: str) -> None:
     await fill(client, f'{super_stream}-0', 1)
     async with client.super_stream(super_stream).subscribe(offset=rbs.Offset.FIRST) as messages:

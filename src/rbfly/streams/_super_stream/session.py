@@ -399,7 +399,7 @@ class MergedSession:
         self._begin()
         while drained and not self._has_ended:
             partition = self._by_cursor.get(cursor := drained.pop())
-            if partition is None or cursor.has_messages or partition.state is WaiterState.MISSING:
+            if partition is None or partition.ended or partition.missing or cursor.has_messages:
                 continue
             try:
                 # `turns` has marked them as finished
