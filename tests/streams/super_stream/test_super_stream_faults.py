@@ -452,3 +452,34 @@ async def test_partition_that_comes_back_as_another_stream_raises_once(group: st
             with pytest.raises(rbs.StreamDoesNotExist):
                 await reader
             assert await anext(messages) == 'new'
+
+
+async def test_partition_that_is_added_is_not_read_until_an_end() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, until=rbs.Offset.offset(2), timeout=HANG
+        ) as messages:
+            partitions = session_of(messages).partitions
+            reading = asyncio.create_task(anext(messages))
+            broker.create_stream('orders-2')
+            broker.publish('orders-2', 'added')
+            broker.bind('orders', 'orders-2', '2')
+            broker.delete_stream('orders-0')  # the subscription asks for the partitions
+            await until(lambda: 'orders-0' not in partitions, 'the partition is gone')
+            publish(broker, 'orders-1', range(3))
+            assert [await reading, *[body async for body in messages]] == [0, 1]
+
+
+async def test_iteration_ends_if_all_partitions_before_the_end_are_deleted() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, until=rbs.Offset.offset(2), timeout=HANG
+        ) as messages:
+            reading = asyncio.create_task(anext(messages, 'ended'))
+            broker.create_stream('orders-2')
+            broker.bind('orders', 'orders-2', '2')
+            for name in ('orders-0', 'orders-1'):
+                broker.delete_stream(name)
+            assert await reading == 'ended'

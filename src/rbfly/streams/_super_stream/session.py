@@ -260,9 +260,10 @@ class MergedSession:
                 self._errors.append(partition.missing)
                 partition.on_created()
                 self.turns.drained.add(self.sessions[name].cursor)
-        for name in listed:
-            if name not in self.partitions:
-                self._add(name)
+        if self._settings.until is None or not self._is_listed:
+            for name in listed:
+                if name not in self.partitions:
+                    self._add(name)
         if not self._is_listed:
             self._enter(MergedState.READING)
 
@@ -373,7 +374,8 @@ class MergedSession:
 
     def on_partition_end(self) -> None:
         """A partition has ended; the subscription ends with the last one, if it has an end."""
-        if self.partitions and all(partition.ended for partition in self.partitions.values()):
+        has_end = self._settings.until is not None
+        if (has_end or self.partitions) and all(item.ended for item in self.partitions.values()):
             self.waiter.end()
 
     # -- the waiting task
