@@ -483,3 +483,37 @@ async def test_iteration_ends_if_all_partitions_before_the_end_are_deleted() -> 
             for name in ('orders-0', 'orders-1'):
                 broker.delete_stream(name)
             assert await reading == 'ended'
+
+
+async def test_partition_is_deleted_before_an_outage_that_is_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The subscription asks for the partitions again, although it has an end."""
+    answer: Any = HANDLERS['4.3'][Key.PARTITIONS]
+
+    def fail(*arguments: Any) -> Any:
+        broker.refuse()
+        broker.cut()
+        return answer(*arguments)
+
+    async with (
+        StreamBroker() as broker,
+        rbs.streams_client(broker.uri, reconnect_timeout=0.1) as client,
+    ):
+        broker.create_super_stream('orders', partitions=2)
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, until=rbs.Offset.offset(2), refresh_interval=0.01, timeout=HANG
+        ) as messages:
+            with monkeypatch.context() as patched:
+                patched.setitem(HANDLERS['4.3'], Key.PARTITIONS, fail)
+                broker.delete_stream('orders-0')
+                with pytest.raises(rbs.StreamConnectionError):
+                    await anext(messages)
+                await until(lambda: session_of(messages)._listing is None, 'the client gave up')
+            broker.heal()
+            publish(broker, 'orders-1', range(3))
+            found: list[Any] = []
+            while not messages._waiter.ended:
+                with contextlib.suppress(rbs.StreamConnectionError):
+                    found += [body async for body in messages]
+            assert found == [0, 1]

@@ -234,7 +234,7 @@ class MergedSession:
             self._start_over(error)
         elif not self._is_listed or not isinstance(error, StreamConnectionError):
             self._keep(error)
-        if self._is_listed and self._settings.until is None:
+        if self._is_listed and (self._settings.until is None or error is not None):
             self._list_later()
         self.waiter.wake()
         self._opening.wake()
