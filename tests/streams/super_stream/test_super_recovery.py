@@ -23,6 +23,7 @@ from tests.brokers import until
 from tests.inside import cluster_of, core_of, session_of
 from tests.super_streams import broker_of_orders
 
+HANG = 20.0  # seconds; only a bug makes a test wait that long
 NAMES = [f'orders-{i}' for i in range(3)]
 
 
@@ -137,6 +138,27 @@ async def test_publisher_opens_while_a_partition_has_no_leader(
         await delayed
         assert publisher.message_id == 2
     assert stored(broker) == [['0'], ['1', '1'], ['2']]
+
+
+async def test_messages_reach_a_partition_that_could_not_be_declared(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    """They do not wait for a publisher that has given up."""
+    await client.stream_exists('orders-1')
+    node = node_of(broker, 0)
+    broker.stop_node(node)
+    by = rbs.by_key(first_key)
+    async with client.super_stream('orders').publisher(route=by, name='shop') as publisher:
+        broker.delete_stream('orders-0')
+        session = session_of(publisher._publishers[0])
+        await until(lambda: session.failure is not None, 'the publisher has given up')
+        broker.start_node(node)
+        broker.create_stream('orders-0')
+        broker.bind('orders', 'orders-0', '0')
+        publisher.batch('0')
+        async with asyncio.timeout(HANG):
+            await publisher.flush()
+    assert stored(broker)[0] == ['0']
 
 
 async def test_publisher_does_not_open_without_any_leader(broker: StreamBroker) -> None:

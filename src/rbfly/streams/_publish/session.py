@@ -384,6 +384,7 @@ class PublisherSession(Owner):
         core = self.core
         if self.has_capacity(count):
             return True
+        self.check()  # nothing ends the wait for a publisher that has given up
         core.write()  # batched messages use capacity until they are confirmed
         if until == NOW or not await core.capacity.wait(count, count, until):
             return False
