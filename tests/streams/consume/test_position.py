@@ -1,5 +1,6 @@
 """The position of a message or batch that the program works on stays."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -79,6 +80,25 @@ async def test_position_of_a_partition_that_is_deleted(grouped: bool) -> None:
                 if isinstance(event, events.PartitionGone):
                     break
             assert messages.position == {'orders-0': 6, 'orders-1': None}
+
+
+async def test_position_of_a_partition_that_is_deleted_while_a_task_waits() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        broker.publish('orders-0', *range(10))
+        reported = client.events()
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, timeout=HANG
+        ) as messages:
+            assert [await anext(messages) for _ in range(10)] == [*range(10)]
+            reading = asyncio.create_task(anext(messages))
+            broker.delete_stream('orders-0')
+            async for event in reported:
+                if isinstance(event, events.PartitionGone):
+                    break
+            assert messages.position == {'orders-0': 10, 'orders-1': None}
+            broker.publish('orders-1', 'next')
+            assert await reading == 'next'
 
 
 @pytest.mark.parametrize('max_wait', [None, 0])

@@ -74,12 +74,14 @@ class PartitionReader(Waiter):
 
     :param merged: the session of the super stream.
     :ivar missing: the error that the partition does not exist, until the cause is known.
+    :ivar position: the position of its session before that error.
     """
 
     def __init__(self, merged: MergedSession, name: str) -> None:
         super().__init__(merged.waiter.turn)
         self.name = name
         self.missing: StreamDoesNotExist | None = None
+        self.position: int | None = None
         self._merged: MergedSession | None = merged  # None once this is closed
 
     def end(self) -> None:
@@ -96,10 +98,10 @@ class PartitionReader(Waiter):
     def is_waiting(self) -> bool:
         return self._merged is not None and self._merged.waiter.is_waiting()
 
-    def on_missing(self, error: StreamDoesNotExist) -> None:
+    def on_missing(self, error: StreamDoesNotExist, position: int | None) -> None:
         """The partition does not exist."""
         self._enter(WaiterState.MISSING)
-        self.missing = error
+        self.missing, self.position = error, position
 
     def on_created(self) -> None:
         """It was created again."""
@@ -323,8 +325,10 @@ class MergedSession:
         session = self.sessions.pop(partition.name)
         del self._by_cursor[session.cursor]
         self.turns.remove(session.cursor)
-        identity = None if partition.missing else session.identity
-        self._gone[partition.name] = Former(session.position, identity, partition.missing)
+        former = Former(session.position, session.identity, None)
+        if partition.missing:
+            former = Former(partition.position, None, partition.missing)
+        self._gone[partition.name] = former
         session.release()
 
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
@@ -403,11 +407,13 @@ class MergedSession:
             partition = self._by_cursor.get(cursor := drained.pop())
             if partition is None or partition.ended or partition.missing or cursor.has_messages:
                 continue
+            session = self.sessions[partition.name]
+            position = session.position
             try:
                 # `turns` has marked them as finished
-                self.sessions[partition.name].on_wait(finished=False)
+                session.on_wait(finished=False)
             except StreamDoesNotExist as ex:
-                partition.on_missing(ex)
+                partition.on_missing(ex, position)
                 self._list()
             except Exception as ex:
                 self.turns.add(cursor)
