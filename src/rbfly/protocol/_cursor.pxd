@@ -37,13 +37,13 @@ cdef class MessageCursor:
     cdef readonly Decoder decoder
     cdef readonly str stream, super_stream
     cdef readonly LastMessage last
+    cdef readonly Chunk chunk
     cdef readonly LastChunk last_chunk
     cdef readonly uint64_t skip_before
     cdef readonly int64_t skip_through_chunk
     cdef readonly Turn turn
     cdef object session             # None once closed
     cdef object until
-    cdef Chunk chunk                # that is being read
     cdef uint64_t read_from         # offset of the first message to return from it
     cdef uint64_t delivered_before  # messages of the chunks before it
     cdef object filter

@@ -32,6 +32,7 @@ class MessageCursor:
     stream: Final[str | None]
     super_stream: Final[str | None]
     last: Final[LastMessage]
+    chunk: Final[Chunk | None]
     last_chunk: Final[LastChunk]
     skip_before: Final[int]
     skip_through_chunk: Final[int]

@@ -76,6 +76,7 @@ cdef class MessageCursor:
     :param until: where the subscription ends (:class:`rbfly.protocol.end.End`); None for nowhere.
     :param queue_limit: maximum number of chunks in the queue.
     :ivar last: the message that was returned last (LastMessage).
+    :ivar chunk: the chunk that is being read (Chunk); None for none.
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: offset below which messages are dropped (int).
     :ivar skip_through_chunk: id up to which chunks are dropped (int); -1 for none.

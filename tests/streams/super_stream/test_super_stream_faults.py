@@ -272,6 +272,31 @@ async def test_partition_that_was_deleted_and_created_again() -> None:
                 assert await anext(messages) == 'new'
 
 
+@pytest.mark.parametrize('offset', [rbs.Offset.FIRST, rbs.Offset.NEXT])
+async def test_partition_comes_back_as_another_stream_while_a_chunk_is_read(
+    offset: rbs.Offset,
+) -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        if offset == rbs.Offset.NEXT:
+            broker.publish('orders-0', 'before')
+        async with client.super_stream('orders').subscribe(
+            offset=offset, refresh_interval=0.01, timeout=HANG
+        ) as messages:
+            broker.publish('orders-0', *range(10))
+            assert await anext(messages) == 0
+            partitions = session_of(messages).partitions
+            broker.delete_stream('orders-0')
+            await until(lambda: 'orders-0' not in partitions, 'the partition is gone')
+            broker.create_stream('orders-0')
+            broker.publish('orders-0', *'abcdefghijk')
+            broker.bind('orders', 'orders-0', '0')
+            await until(lambda: 'orders-0' in partitions, 'the partition is back')
+            with pytest.raises(rbs.StreamDoesNotExist, match='created again'):
+                await anext(messages)
+            assert [await anext(messages) for _ in range(11)] == [*'abcdefghijk']
+
+
 async def test_slow_reader_holds_no_more_than_the_credit_of_each_partition() -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)

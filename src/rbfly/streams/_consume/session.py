@@ -438,7 +438,10 @@ class SubscriptionSession(Owner):
         """The chunk that identifies the stream."""
         if self._member is not None:
             return self._member.identity
-        last_chunk = self.cursor.last_chunk
+        chunk, last_chunk = self.cursor.chunk, self.cursor.last_chunk
+        if chunk is not None:  # the program has not received all of its messages
+            last_chunk = LastChunk()
+            last_chunk.note(chunk)
         return last_chunk if last_chunk.id >= 0 or self._former is None else self._former
 
     @property
