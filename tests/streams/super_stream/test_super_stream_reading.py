@@ -219,6 +219,24 @@ async def test_filter_selects_messages_of_all_partitions(
     assert found == {f'{super_stream}-{i}': [1, 3, 5, 7, 9] for i in range(3)}
 
 
+@pytest.mark.parametrize('how', READERS)
+async def test_all_messages_before_the_end_are_read(
+    how: str, client: rbs.StreamsClient, super_stream: str
+) -> None:
+    """A chunk that arrives while another partition is read is not the last one."""
+    counts = {f'{super_stream}-0': 80, f'{super_stream}-1': 40, f'{super_stream}-2': 10}
+    for name, count in counts.items():
+        async with client.publisher(name) as publisher:
+            for number in range(count):  # each one in its own chunk
+                await publisher.send(number)
+    for _ in range(5):
+        async with client.super_stream(super_stream).subscribe(
+            offset=rbs.Offset.FIRST, until='now', initial_credit=1
+        ) as messages:
+            found = by_partition(await collect(messages, how))
+        assert found == {name: [*range(count)] for name, count in counts.items()}
+
+
 async def test_one_partition_is_deleted_and_the_others_continue(
     client: rbs.StreamsClient, super_stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:

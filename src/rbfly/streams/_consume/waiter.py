@@ -238,10 +238,12 @@ class MessageWaiter(Waiter):
             until = None if timeout is None else clock() + timeout
             while (source := self._source) is not None:
                 ages: dict[Source, float] = {}  # of batches that wait for more
+                others_ran = False
                 for part in source.parts():
                     cursor = part.cursor
                     if cursor.must_yield:
                         await self._yield()
+                        others_ran = True
                     age = cursor.join(limit, clock())
                     # Then more messages may have arrived than the batch contains.
                     must_yield = cursor.must_yield
@@ -254,6 +256,8 @@ class MessageWaiter(Waiter):
                     if must_yield:
                         break
                 else:
+                    if others_ran and any(part.cursor.queue.chunks for part in source.parts()):
+                        continue  # messages have arrived meanwhile
                     if self.ended:
                         break
                     if not woken and not joining:  # a handover drops the batch
