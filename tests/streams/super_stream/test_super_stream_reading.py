@@ -237,6 +237,27 @@ async def test_all_messages_before_the_end_are_read(
         assert found == {name: [*range(count)] for name, count in counts.items()}
 
 
+async def test_end_of_another_partition_does_not_drop_a_batch(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    partitions = [f'{super_stream}-{i}' for i in range(3)]
+    for name in partitions[:2]:
+        await fill(client, name, 1)
+    async with client.super_stream(super_stream).subscribe(
+        offset=rbs.Offset.FIRST, until=rbs.Offset.offset(1), timeout=HANG
+    ) as messages:
+        batches = messages.batches(2, max_wait=HANG)
+        reading = asyncio.create_task(anext(batches))
+        session = session_of(messages)
+        await until(
+            lambda: [item.ended for item in session.partitions.values()] == [True, True, False],
+            'two partitions have ended, and wait for more messages',
+        )
+        await client.write_offset(partitions[2], 'shop', 0, wait=True)
+        await fill(client, partitions[2], 1)  # after the end
+        assert [*await reading, *await anext(batches)] == [0, 0]
+
+
 async def test_one_partition_is_deleted_and_the_others_continue(
     client: rbs.StreamsClient, super_stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
