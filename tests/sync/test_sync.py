@@ -33,6 +33,7 @@ from rbfly.error import (
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
+    SubscriptionClosed,
     SubscriptionError,
 )
 from rbfly.sync import options as kinds
@@ -429,6 +430,24 @@ def test_stop_ends_the_iteration(client: rbfly.sync.StreamsClient, stream: str) 
                 stopper.start()
         assert found == [*range(1, 10)]
         stopper.join()
+
+
+def test_close_ends_the_iteration(client: rbfly.sync.StreamsClient, stream: str) -> None:
+    with client.publisher(stream) as publisher:
+        publisher.send_many(range(10))
+    with client.subscribe(stream, offset=FIRST) as subscription:
+        contexts = subscription.messages()
+        assert next(subscription) == 0
+        assert next(contexts).body == 1
+    assert [*subscription] == []
+    assert [*contexts] == []
+    subscription = client.subscribe(stream, offset=FIRST)
+    assert next(subscription) == 0
+    subscription.close()
+    with pytest.raises(SubscriptionClosed):  # not "messages are left"
+        subscription.fetch()
+    assert [*subscription.batches()] == []
+    assert [*subscription] == []
 
 
 def test_threads_share_a_subscription(client: rbfly.sync.StreamsClient, stream: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -70,15 +70,26 @@ class Subscription(Generic[Body]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._thread.call(self._subscription.__aexit__, kind, error, traceback)
+        self._end(self._subscription.__aexit__, kind, error, traceback)
 
     def open(self) -> None:
         """Wait until the broker has accepted the subscription."""
         self._thread.call(self._subscription.open)
 
     def close(self) -> None:
-        """End the subscription, and the iteration of any thread that waits for a message."""
-        self._thread.call(self._subscription.close)
+        """End the subscription and all iterations; the messages at hand are dropped."""
+        self._end(self._subscription.close)
+
+    def _end(self, close: Callable[..., Awaitable[None]], *args: object) -> None:
+        async def nothing() -> None:
+            return None
+
+        self._thread.check()  # before the lock, for which a forked child must not wait
+        try:
+            self._thread.call(close, *args)
+        finally:
+            with self._lock:
+                self._thread.call(self._pass, nothing, False)
 
     def stop(self) -> None:
         """End the iteration when the program has finished the messages at hand.
@@ -177,9 +188,10 @@ class Subscription(Generic[Body]):
         self._thread.check()
         with self._lock:
             while True:
-                for _ in self._bodies:
-                    assert self._batch is not None
-                    return self._batch.context(self._taken - 1)
+                batch, bodies = self._batch, self._bodies  # a signal handler may close
+                for _ in bodies:
+                    assert batch is not None
+                    return batch.context(len(batch) - operator.length_hint(bodies) - 1)
                 if not self._fill():
                     return None
 
