@@ -145,6 +145,19 @@ def test_asynchronous_client(client: rbfly.sync.StreamsClient, stream: str) -> N
     assert read(client, stream) == [*range(5)] * 1
 
 
+def test_function_awaits_a_cancelled_task(memory: StreamBroker) -> None:
+    async def work(_: rbs.StreamsClient) -> None:
+        task = asyncio.create_task(asyncio.sleep(HANG))
+        task.cancel()
+        await task
+
+    with (
+        rbfly.sync.streams_client(memory.uri) as client,
+        pytest.raises(RuntimeError, match='was cancelled'),  # not "the client was closed"
+    ):
+        client.run(work)
+
+
 # -- publishing
 
 

@@ -100,7 +100,9 @@ class StreamsClient:
 
         It reaches everything that this class does not have.
 
-        :param function: for example `lambda client: rbfly.processing.process(client, ...)`.
+        :param function: for example `lambda client: process(client.subscribe(...), work)`, with
+            :func:`rbfly.processing.process`.
+        :raises RuntimeError: something that the function awaited was cancelled.
         """
         return self._thread.call(function, self._client)
 

@@ -335,7 +335,9 @@ class Call(Generic[T]):
     def _on_done(self, task: asyncio.Task[T]) -> None:
         self._task = None
         self._calls.discard(self)
-        if task.cancelled():
+        if task.cancelled() and not task.cancelling():
+            self._end(None, RuntimeError('something that the function awaited was cancelled'))
+        elif task.cancelled():
             self.fail()
         elif (error := task.exception()) is not None:
             self._end(None, error)
