@@ -128,6 +128,12 @@ def test_file_of_the_environment_is_missing(tmp_path: Path) -> None:
     assert stats(RBFLY_CONFIG=str(path)).startswith(f'rbfly: cannot read {path}: ')
 
 
+def test_profile_without_a_file(tmp_path: Path) -> None:
+    line = stats('--profile', 'here', RBFLY_CONFIG='', XDG_CONFIG_HOME=str(tmp_path))
+    path = tmp_path / 'rbfly' / 'config.toml'
+    assert line == f"rbfly: there is no profile 'here': there is no file {path}"
+
+
 def test_error_of_a_connection_is_one_line() -> None:
     line = stats('--uri', GONE, *SHORT)
     assert line.startswith(NOWHERE)

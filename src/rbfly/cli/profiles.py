@@ -72,6 +72,8 @@ def find_profile(name: str | None) -> dict[str, Any]:
         return {}
     path = config_file()
     if name not in profiles:
+        if not path.exists():
+            raise click.ClickException(f'there is no profile {name!r}: there is no file {path}')
         known = ', '.join(profiles) or 'none'
         raise click.ClickException(f'{path} has no profile {name!r}; it has: {known}')
     profile = profiles[name]

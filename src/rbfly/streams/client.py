@@ -432,7 +432,8 @@ class StreamsClient(ClientBase):
             names of a stream.  See :ref:`publisher-names`.
         :param filter_extract: returns the filter value of a message, or None.
         :param cls: a subclass of :class:`Publisher`; None for that class.
-        :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
+        :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged; of a
+            :class:`~rbfly.amqp.Message`, its body only.
         :param max_unconfirmed: maximum number of messages in flight.
         :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; None for no
             sub-entries.  Messages sent in one turn of the event loop share sub-entries.  The broker
