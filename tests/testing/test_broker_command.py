@@ -14,6 +14,7 @@ import rbfly.streams as rbs
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key
 from rbfly.streams.error import StreamConnectionError
+from rbfly.testing import StreamBroker
 from tests.raw_client import connect_and_open
 
 COMMAND = [sys.executable, '-X', 'dev', '-W', 'error', '-m', 'rbfly', 'broker', '--port']
@@ -80,6 +81,16 @@ def test_version(version: str, known: bool) -> None:
 
     with run_quietly('--version', version) as (_, uri):
         asyncio.run(use(uri))
+
+
+def test_version_is_that_of_the_library_by_default() -> None:
+    async def version(uri: str) -> str:
+        async with rbs.streams_client(uri) as client:
+            await client.ping()
+            return client.server_properties['version']
+
+    with run_quietly() as (_, uri), StreamBroker() as broker:
+        assert asyncio.run(version(uri)) == asyncio.run(version(broker.uri))
 
 
 def test_quiet() -> None:

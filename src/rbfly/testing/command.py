@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         '--version',
         choices=[*HANDLERS],
-        default=[*HANDLERS][-1],
+        default='4.3',  # that of StreamBroker
         help='version of RabbitMQ whose commands the broker knows (default: %(default)s)',
     )
     found.add_argument('--quiet', action='store_true', help='print the addresses only')
