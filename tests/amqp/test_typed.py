@@ -392,7 +392,7 @@ class Bracketed:
         (Order | Item, 'Order and Item are both sent as dict'),
         (list[int] | tuple[str, ...], 'are both sent as list'),
         (Status | str, 'Status and str are both sent as str'),
-        ('Order', 'cannot decode Order'),
+        ('Order', "cannot decode 'Order'"),
         (5, 'cannot decode 5'),
         (Literal[Planet.MARS], 'cannot decode Literal['),
         (complex, 'cannot decode complex'),

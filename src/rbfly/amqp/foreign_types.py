@@ -26,7 +26,7 @@ def name_of(kind: Any) -> str:
     if kind is Ellipsis:
         return '...'
     if origin is None:
-        return getattr(kind, '__name__', None) or str(kind)
+        return getattr(kind, '__name__', None) or repr(kind)
     if origin is Annotated:
         return name_of(args[0])
     if origin is Literal:
