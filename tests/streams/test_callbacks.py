@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from rbfly.error import AMQPDecoderError, OffsetNotStored, SubscriptionClosed
+from rbfly.error import AMQPDecoderError, ArgumentTypeError, OffsetNotStored, SubscriptionClosed
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.super_streams import subscribe_to
@@ -159,6 +159,20 @@ async def test_filter(client: rbs.StreamsClient, error: BaseException, way: str)
     ):
         with raising(error, '`extract` of MessageFilter'):
             await WAYS[way](messages)
+
+
+@pytest.mark.parametrize('value', [0, 5])
+async def test_filter_value_of_another_type(client: rbs.StreamsClient, value: Any) -> None:
+    """The messages are not silently dropped, as if they had another value."""
+    async with client.publisher('events', filter_extract=lambda _: str(value)) as publisher:
+        await publisher.send('x')
+    wanted = rbs.MessageFilter(lambda _: value, {str(value)})
+    async with (
+        asyncio.timeout(HANG),
+        client.subscribe('events', offset=rbs.Offset.FIRST, filter=wanted) as messages,
+    ):
+        with pytest.raises(ArgumentTypeError, match='must return str or None, not int'):
+            await anext(messages)
 
 
 # -- publishing

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
-from ..error import PublishErrorInfo, SendProgress, of_callback
+from ..error import ArgumentTypeError, PublishErrorInfo, SendProgress, of_callback
 from ..later import later
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset
@@ -56,7 +56,7 @@ class MessageFilter(CheckedRecord):
     The broker sends the chunks that may contain such messages; RbFly drops all other messages of
     these chunks.
 
-    :param extract: returns the filter value of a message; None for a message without one.
+    :param extract: returns the filter value of a message, a str; None for a message without one.
     :param values: filter values to select; the empty string selects messages without one.
     :param match_unfiltered: also select messages without a filter value.
     """
@@ -74,10 +74,16 @@ class MessageFilter(CheckedRecord):
     def matches(self, message: MessageCtx) -> bool:
         """Return True if the filter selects a message."""
         try:
-            value = self.extract(message) or ''
+            value = self.extract(message)
         except BaseException as ex:
             where = f'`extract` of MessageFilter for the message at offset {message.stream_offset}'
             raise of_callback(ex, where)  # noqa: B904 - the same error
+        if value is None:
+            value = ''
+        elif not isinstance(value, str):  # else the messages would silently be dropped
+            raise ArgumentTypeError(
+                f'`extract` of MessageFilter must return str or None, not {type(value).__name__}'
+            )
         return value in self.values or (self.match_unfiltered and not value)
 
     def properties(self) -> dict[str, str]:
