@@ -328,6 +328,63 @@ def test_forked_child_cannot_use_its_parents_client() -> None:
     )
 
 
+LEAVING_CHILD = """
+import asyncio, os, sys
+import rbfly.streams as rbs
+
+def leave(how):
+    if os.fork() == 0:
+        if how == 'return':
+            return
+        sys.exit()
+    os.wait()
+    os._exit(0)
+
+async def main(uri, block, how):
+    client = rbs.streams_client(uri)
+    messages = client.subscribe('events', group='billing')
+    await anext(messages)
+    await anext(messages)
+    queue = client.publisher('orders'), client.super_stream('all').publisher(route=rbs.by_hash(str))
+    if block == 'block':
+        async with queue[0] as publisher, queue[1] as others:
+            publisher.batch('queued')
+            others.batch('queued')
+            leave(how)
+    else:
+        publisher, others = await queue[0], await queue[1]
+        publisher.batch('queued')
+        others.batch('queued')
+        leave(how)
+    del messages, publisher, others, queue
+    await asyncio.sleep(0)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(('block', 'how'), [('block', 'exit'), ('dropped', 'return')])
+def test_forked_child_closes_nothing(block: str, how: str) -> None:
+    """A child that ends `main` writes nothing to the connections of its parent."""
+    ended = threading.Semaphore(0)
+
+    def on_event(text: str) -> None:
+        if text.endswith(' closed'):
+            ended.release()
+
+    with StreamBroker(on_event=on_event) as broker:
+        broker.create_stream('events')
+        broker.publish('events', 1, 2)
+        broker.create_stream('orders')
+        broker.create_super_stream('all', partitions=1)
+        command = [sys.executable, '-c', LEAVING_CHILD, broker.uri, block, how]
+        subprocess.run(command, capture_output=True, timeout=60, check=True)
+        for _ in range(2):  # the connections that publish and consume
+            assert ended.acquire(timeout=HANG)
+        assert broker.messages('orders') == broker.messages('all-0') == []
+        assert broker.offsets('events') == {}
+
+
 @leaves_sockets
 def test_next_loop_closes_what_an_interrupted_loop_left_open(broker_uri: str, stream: str) -> None:
     """Closing does not wait for tasks of the interrupted loop, and the client can be used again."""

@@ -132,6 +132,11 @@ class Cluster:
         """Return why a node does not accept another connection; None if it does."""
         return await self._dialer.problem_of(address)
 
+    @property
+    def is_forked(self) -> bool:
+        """True in a forked child: the connections belong to its parent."""
+        return self.loop is not None and self._pid != os.getpid()
+
     def check_loop(self) -> None:
         """Check that the caller runs in the client's event loop and process.
 

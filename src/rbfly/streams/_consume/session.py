@@ -670,7 +670,7 @@ class SubscriptionSession(Owner):
 
         Stores the offset of the last finished message if there is a connection.
         """
-        if self.state in (SessionState.CLOSING, SessionState.CLOSED):
+        if self.state in (SessionState.CLOSING, SessionState.CLOSED) or self._cluster.is_forked:
             return
         loop = self._cluster.loop
         try:

@@ -567,7 +567,7 @@ class PublisherSession(Owner):
 
         A task that waits in :meth:`close` returns.
         """
-        if self.registration.life is Life.CLOSED:
+        if self.registration.life is Life.CLOSED or self._cluster.is_forked:
             return
         try:
             if self.registration.life is Life.ACTIVE:
