@@ -247,7 +247,7 @@ async def test_end_of_another_partition_does_not_drop_a_batch(
         offset=rbs.Offset.FIRST, until=rbs.Offset.offset(1), timeout=HANG
     ) as messages:
         batches = messages.batches(2, max_wait=HANG)
-        reading = asyncio.create_task(anext(batches))
+        reading = asyncio.ensure_future(anext(batches))
         session = session_of(messages)
         await until(
             lambda: [item.ended for item in session.partitions.values()] == [True, True, False],
