@@ -74,6 +74,8 @@ class Connection(Engine):
 class Cluster:
     """A cluster with one connection, which is open."""
 
+    is_forked = False
+
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.generation = 0
