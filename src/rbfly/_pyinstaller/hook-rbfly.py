@@ -12,6 +12,7 @@ hiddenimports += [
     'binascii',
     'collections.abc',
     'contextvars',
+    'copyreg',
     'datetime',
     'functools',
     'enum',
