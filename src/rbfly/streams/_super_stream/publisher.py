@@ -292,7 +292,8 @@ class SuperStreamPublisher(FastRoutedPublisher, BasePublisher):
         message is not sent, and `progress` counts it as refused.  A message to several partitions
         is sent to each of them as soon as its window has capacity.  It is confirmed when all of
         them have confirmed it, refused if any of them refused it, and unknown if the call ended
-        before all of them had capacity.
+        before all of them had capacity.  Each partition checks the explicit publishing ids of its
+        own messages; the messages before a wrong one are sent.
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
         :param timeout: seconds until the last confirm; None for no limit, 0 as in
