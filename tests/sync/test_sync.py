@@ -501,15 +501,16 @@ def test_super_stream(
     assert {*super_stream.read_offset('me').values()} == {0}
 
 
-@pytest.mark.parametrize('options', [{'group': 'me', 'commit': 'manual'}, {'group': None}])
+@pytest.mark.parametrize(
+    ('group', 'commit'), [('me', 'manual'), (None, rbs.OffsetTracking('me', manual=True))]
+)
 def test_commit_after_the_stream_was_created_again(
-    client: rbfly.sync.StreamsClient, stream: str, options: Any
+    client: rbfly.sync.StreamsClient, stream: str, group: str | None, commit: Any
 ) -> None:
     """The offset of its last message is that of no message of the new stream."""
-    tracking: Any = options.get('commit', rbs.OffsetTracking('me', manual=True))
     with (
         client.publisher(stream) as publisher,
-        client.subscribe(stream, offset=FIRST, **options | {'commit': tracking}) as subscription,
+        client.subscribe(stream, offset=FIRST, group=group, commit=commit) as subscription,
     ):
         publisher.send_many(range(3))
         assert [next(subscription) for _ in range(3)] == [0, 1, 2]
@@ -523,6 +524,28 @@ def test_commit_after_the_stream_was_created_again(
         assert next(subscription) == 'new'
         subscription.commit()
         assert client.read_offset(stream, 'me') == 0
+
+
+def test_commit_after_the_super_stream_was_created_again() -> None:
+    """The offsets of its last messages are those of no messages of the new partitions."""
+    tracking = rbs.OffsetTracking('me', manual=True)
+    with StreamBroker() as broker, rbfly.sync.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        with client.super_stream('orders').subscribe(
+            offset=FIRST, commit=tracking, refresh_interval=0.01
+        ) as subscription:
+            for number, partition in enumerate(['orders-0', 'orders-1']):
+                broker.publish(partition, number)
+                assert next(subscription) == number
+            broker.delete_super_stream('orders')
+            with pytest.raises(StreamDoesNotExist):
+                next(subscription)
+            broker.create_super_stream('orders', partitions=2)
+            broker.publish('orders-1', 'new')
+            assert next(subscription) == 'new'
+            subscription.commit()
+            assert broker.offsets('orders-1') == {'me': 0}
+            assert broker.offsets('orders-0') == {}
 
 
 def test_commit_after_a_partition_was_deleted(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from ..error import OffsetNotStored, StreamDoesNotExist, SubscriptionError, counted
+from ..error import (
+    OffsetNotStored,
+    StreamDoesNotExist,
+    SubscriptionClosed,
+    SubscriptionError,
+    counted,
+)
 from ..streams import MessageBatch, MessageCtx
 from ..streams import Subscription as AsyncSubscription
 from ..streams import SuperStreamSubscription as AsyncSuperStreamSubscription
@@ -81,15 +87,14 @@ class Subscription(Generic[Body]):
         self._end(self._subscription.close)
 
     def _end(self, close: Callable[..., Awaitable[None]], *args: object) -> None:
-        async def nothing() -> None:
-            return None
+        async def end() -> None:
+            try:
+                await close(*args)
+            finally:
+                self._put(None, whole=False)
+                self._ended = True
 
-        self._thread.check()  # before the lock, for which a forked child must not wait
-        try:
-            self._thread.call(close, *args)
-        finally:
-            with self._lock:
-                self._thread.call(self._pass, nothing, False)
+        self._thread.call(end)
 
     def stop(self) -> None:
         """End the iteration when the program has finished the messages at hand.
@@ -148,7 +153,8 @@ class Subscription(Generic[Body]):
         :raises SubscriptionError: messages of another iteration are left.
         """
         batch = self._receive(lambda: self._subscription.fetch(max_messages, timeout))
-        assert batch is not None
+        if batch is None:  # closed by a signal handler or another thread
+            raise SubscriptionClosed(f'the subscription to {self.stream!r} is closed')
         return batch
 
     def commit(self, offset: int | Mapping[str, int] | None = None) -> None:
@@ -214,9 +220,9 @@ class Subscription(Generic[Body]):
         """Wait for messages, if none are left; return False after the last one."""
         if operator.length_hint(self._bodies) or self._ended:
             return not self._ended
-        if self._kept:
-            assert self._batch is not None
-            self._bodies, self._kept = iter(self._batch), False
+        batch = self._batch  # a signal handler may close
+        if self._kept and batch is not None:
+            self._bodies, self._kept = iter(batch), False
             return True
         self._thread.call(self._pass, lambda: anext(self._subscription.batches(RUN), None), False)
         return not self._ended
@@ -240,11 +246,16 @@ class Subscription(Generic[Body]):
         try:
             batch = await source()
         except StreamDoesNotExist as ex:  # the program cannot commit its messages any more
-            self._received.update(self._last())
-            self._received.pop(ex.stream or self.stream, None)
-            self._batch = None
+            self._put(None, whole)
+            if ex.stream in (None, self.stream):
+                self._received.clear()
+            else:
+                self._received.pop(ex.stream, None)
             raise
+        self._ended = self._ended or batch is None
+        self._put(None if self._ended else batch, whole)
+
+    def _put(self, batch: MessageBatch[Body] | None, whole: bool) -> None:
         self._received.update(self._last())
-        self._ended = batch is None
         self._batch, self._kept, self._lost = batch, whole and batch is not None, 0
         self._bodies = iter(()) if whole or batch is None else iter(batch)

@@ -111,7 +111,7 @@ class ClientThread:
         self.check()
         with self._closing:  # another thread that closes waits until this one has closed
             running = self._running
-            if running is None or running.stopping:  # by this thread, which a signal interrupts
+            if running is None or running.stopping:  # a signal handler of the closing thread calls
                 return
 
             async def run() -> None:
@@ -135,7 +135,8 @@ class ClientThread:
                         try:
                             running.stop()
                         finally:
-                            self._running = None
+                            if self._running is running:  # a signal handler may have replaced it
+                                self._running = None
 
     def drop(self) -> None:
         """Do the same without waiting: the program has dropped its last reference."""
