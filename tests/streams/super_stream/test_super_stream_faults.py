@@ -540,5 +540,41 @@ async def test_partition_is_deleted_before_an_outage_that_is_too_long(
             found: list[Any] = []
             while not messages._waiter.ended:
                 with contextlib.suppress(rbs.StreamConnectionError):
-                    found += [body async for body in messages]
+                    async for body in messages:
+                        found.append(body)
             assert found == [0, 1]
+
+
+async def test_partition_is_deleted_before_an_outage_after_the_end_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The subscription reconnects to ask for the partitions: no partition is read any more."""
+    answer: Any = HANDLERS['4.3'][Key.PARTITIONS]
+    asked = asyncio.Event()
+
+    def fail(*arguments: Any) -> Any:
+        asked.set()
+        broker.refuse()
+        broker.cut()
+        return answer(*arguments)
+
+    async with (
+        StreamBroker() as broker,
+        rbs.streams_client(broker.uri, reconnect_timeout=0.1) as client,
+    ):
+        broker.create_super_stream('orders', partitions=2)
+        publish(broker, 'orders-1', range(3))
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, until=rbs.Offset.offset(2), refresh_interval=0.01
+        ) as messages:
+            assert [await anext(messages), await anext(messages)] == [0, 1]
+            session = session_of(messages)
+            rest = asyncio.ensure_future(anext(messages, None))
+            await until(lambda: session.partitions['orders-1'].ended, 'its end was not reached')
+            with monkeypatch.context() as patched:
+                patched.setitem(HANDLERS['4.3'], Key.PARTITIONS, fail)
+                broker.delete_stream('orders-0')
+                await asyncio.wait_for(asked.wait(), HANG)
+                await until(lambda: session._listing is None, 'the client did not give up')
+            broker.heal()
+            assert await asyncio.wait_for(rest, HANG) is None

@@ -246,7 +246,8 @@ class MergedSession:
         self._timer = self._loop.call_later(self._interval, self._on_timer)
 
     def _on_timer(self) -> None:
-        if self._cluster.connected:
+        readers = (item for item in self.partitions.values() if not (item.ended or item.missing))
+        if self._cluster.connected or (self.waiter.is_waiting() and not any(readers)):
             self._list()
         else:  # the readers of the partitions reconnect; after a disconnect, nothing does
             self._list_later()
@@ -325,10 +326,10 @@ class MergedSession:
         session = self.sessions.pop(partition.name)
         del self._by_cursor[session.cursor]
         self.turns.remove(session.cursor)
-        former = Former(session.position, session.identity, None)
+        position, identity = session.position, session.identity
         if partition.missing:
-            former = Former(partition.position, None, partition.missing)
-        self._gone[partition.name] = former
+            position, identity = partition.position, None
+        self._gone[partition.name] = Former(position, identity, partition.missing)
         session.release()
 
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
@@ -408,7 +409,7 @@ class MergedSession:
             if partition is None or partition.ended or partition.missing or cursor.has_messages:
                 continue
             session = self.sessions[partition.name]
-            position = session.position
+            position = session.position  # which an error of `on_wait` forgets
             try:
                 # `turns` has marked them as finished
                 session.on_wait(finished=False)
