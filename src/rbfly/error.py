@@ -146,7 +146,7 @@ class RbFlyError(Exception):
     code: int | None = None
     stream: str | None = None
     reference: str | None = None
-    _is_outage: bool = True  # False if the program has replaced the connection
+    _is_move: bool = False  # the program has replaced the connection
     # The text is computed from these: nothing rewrites `args`.
     _explanation: str | None = None  # the client knows more than `args` says
     _before: tuple[str, ...] = ()

@@ -247,7 +247,7 @@ class Cluster:
                 if (
                     is_final
                     or not can_retry(ex, declared=False)
-                    or (self.settings.reconnect_timeout == 0 and ex._is_outage)
+                    or (self.settings.reconnect_timeout == 0 and not ex._is_move)
                     or self.generation != generation
                 ):
                     raise

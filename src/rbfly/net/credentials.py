@@ -170,7 +170,7 @@ class ProvidedLogin(Login):
             del self._due_by[item]  # until it is authenticated
             task = loop.create_task(self._authenticate(item, credentials))
             task.add_done_callback(lambda _: self._schedule())
-        for item, due in list(self._due_by.items()):  # it is in its handshake
+        for item, due in list(self._due_by.items()):  # in their handshakes, or closed
             self._due_by[item] = max(due, loop.time() + SHORTEST)
         self._renewal = None
         self._schedule()
@@ -182,7 +182,7 @@ class ProvidedLogin(Login):
             refused = 'the broker refused' if isinstance(ex, ProtocolError) else 'cannot send'
             text = f'{connection.address}: {refused} the renewed credentials: {ex}'
             connection.on_renewal_refused(StreamConnectionError(text))
-        except StreamConnectionError:
+        except (StreamConnectionError, asyncio.CancelledError):  # the program may cancel all tasks
             if connection.is_open:  # it is too busy: the broker may not have them
                 self._due_by[connection] = asyncio.get_running_loop().time() + SHORTEST
         else:

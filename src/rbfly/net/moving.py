@@ -55,7 +55,7 @@ async def move(connection: Connection, observers: Observers) -> None:
         ):
             await asyncio.sleep(POLL)
         error = StreamConnectionError(f'{connection.address}: the program reconnects')
-        error._is_outage = False
+        error._is_move = True
         connection.abort(error)
         await asyncio.sleep(0)  # registrations are lost in this turn, or begin to reconnect
         await moved.wait()

@@ -52,8 +52,8 @@ Transform: TypeAlias = Callable[[Any], Outputs] | Callable[[Any], Awaitable[Outp
 class PipeProgress:
     """What a pipe has done, while it runs and when it has ended.
 
-    :ivar read: number of messages of the source whose outputs were published, or are stored when
-        the pipe has ended (int).
+    :ivar read: number of messages of the source whose outputs were published (int); when the pipe
+        has ended, without those whose outputs may not be stored.
     :ivar published: number of outputs (int), also those that the target had already stored.
     :ivar restarts: how often the pipe has started again, because another process used the name of
         a publisher (int).

@@ -83,6 +83,7 @@ class MessageFilter(CheckedRecord):
         elif not isinstance(value, str):  # else the messages would silently be dropped
             raise ArgumentTypeError(
                 f'`extract` of MessageFilter must return str or None, not {type(value).__name__}'
+                f' (message at offset {message.stream_offset})'
             )
         return value in self.values or (self.match_unfiltered and not value)
 
