@@ -326,9 +326,8 @@ class MergedSession:
         session = self.sessions.pop(partition.name)
         del self._by_cursor[session.cursor]
         self.turns.remove(session.cursor)
-        position, identity = session.position, session.identity
-        if partition.missing:
-            position, identity = partition.position, None
+        identity = None if partition.missing else session.identity
+        position = partition.position if partition.missing else session.position
         self._gone[partition.name] = Former(position, identity, partition.missing)
         session.release()
 
