@@ -62,15 +62,21 @@ def rbfly(
 
 
 def interruptible() -> None:
-    """Make Ctrl-C effective, which a process in the background ignores, with its children."""
+    """Make Ctrl-C and SIGHUP effective.
+
+    Processes in the background ignore Ctrl-C, those after `nohup` SIGHUP, with their children.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextmanager
-def started(*args: str, stderr: int = subprocess.PIPE, **variables: str) -> Iterator[Any]:
+def started(
+    *args: str, stderr: int = subprocess.PIPE, command: Any = COMMAND, **variables: str
+) -> Iterator[Any]:
     """Start the command in pipes; kill it at the end if it still runs."""
     process = subprocess.Popen(
-        [*COMMAND, *patient(args, variables)],
+        [*command, *patient(args, variables)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,

@@ -185,7 +185,9 @@ def test_broker_that_loses_connections() -> None:
 
 
 @pytest.mark.parametrize(
-    ('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=['Ctrl-C', 'SIGTERM']
+    ('number', 'code'),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=['Ctrl-C', 'SIGTERM', 'SIGHUP'],
 )
 def test_interruption_reports_what_is_confirmed(
     broker: RabbitMQ, stream: str, number: signal.Signals, code: int

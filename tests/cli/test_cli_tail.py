@@ -84,7 +84,9 @@ def test_end_waits_for_new_messages(broker: RabbitMQ, stream: str, lines: list[s
 
 
 @pytest.mark.parametrize(
-    ('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=['Ctrl-C', 'SIGTERM']
+    ('number', 'code'),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=['Ctrl-C', 'SIGTERM', 'SIGHUP'],
 )
 def test_interruption(
     broker: RabbitMQ, stream: str, lines: list[str], number: signal.Signals, code: int
@@ -94,6 +96,21 @@ def test_interruption(
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (code, b'')
+
+
+def test_hangup_does_not_end_it_after_nohup(
+    broker: RabbitMQ, stream: str, lines: list[str]
+) -> None:
+    nohup = ['nohup', *COMMAND]
+    options = ('-f', '-o', '-1')
+    with started('tail', stream, *options, command=nohup, RBFLY_URI=broker.uri) as process:
+        assert process.stdout.readline() == b'line 11\n'
+        process.send_signal(signal.SIGHUP)
+        publish(broker.uri, stream, 'later')
+        assert process.stdout.readline() == b'later\n'
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (143, b'')
 
 
 def test_ends_when_the_reader_has_gone(broker: RabbitMQ, stream: str, lines: list[str]) -> None:
