@@ -258,10 +258,10 @@ class MessageWaiter(Waiter):
                 else:
                     if others_ran and any(part.cursor.queue.chunks for part in source.parts()):
                         continue  # messages have arrived meanwhile
-                    if self.ended and ages:
-                        continue  # these batches are the last ones
                     if self.ended:
-                        break
+                        if not ages:
+                            break
+                        continue  # these batches are the last ones
                     if not woken and not joining:  # a handover drops the batch
                         return None
                     source.on_wait(finished=source not in ages)
