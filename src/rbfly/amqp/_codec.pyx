@@ -214,8 +214,8 @@ cdef inline int put_section(
     )
 
 
-cdef object form(object value):
-    """What differs when a decoded value has been changed: how it is encoded."""
+cdef object encoded_form(object value):
+    """How a decoded value is encoded: this differs once the program has changed the value."""
     try:
         return encode_amqp_bytes(value)
     except AMQPError:       # other clients write what cannot be encoded: symbols beyond ASCII
@@ -224,7 +224,7 @@ cdef object form(object value):
 
 cdef bint is_same(object value, object received) except -1:
     """Whether a value, which was decoded, has not been changed."""
-    return form(value) == form(received)
+    return encoded_form(value) == encoded_form(received)
 
 
 cdef bint keeps_section(
@@ -256,7 +256,7 @@ cdef bint keeps_body(Message ctx) except -1:
         return True
     if ctx._plan is not None:   # a type may lack fields of the message
         if type(ctx._plan) is not Plan:
-            return form(body) == ctx._plan
+            return encoded_form(body) == ctx._plan
         try:
             received = decode_typed(ctx._plan, ctx._p, ctx._n)
         except AMQPDecoderError:        # the program's validators refuse them now
@@ -267,8 +267,8 @@ cdef bint keeps_body(Message ctx) except -1:
 
 
 def reduce_message(Message ctx):
-    """Reduce a message; instead of the plan, a pickle has the form of an unchanged body."""
-    received = None if ctx._plan is None or not keeps_body(ctx) else form(ctx._body)
+    """Reduce a message; instead of the plan, a pickle has an unchanged body's encoded form."""
+    received = None if ctx._plan is None or not keeps_body(ctx) else encoded_form(ctx._body)
     return restore_message, state_of(ctx, received)
 
 

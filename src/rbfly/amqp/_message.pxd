@@ -9,7 +9,7 @@ cdef class Message:
     # Read the body with take_body().  `_body` is valid if `_body_ready` is set; otherwise the body
     # is decoded from the bytes at `_p`, which `_owner` keeps alive.  `_body_at` is -1 if the
     # program has set the body.  `_plan` has decoded it to a type of the program; an unpickled
-    # message has the body's `form` instead, see `_codec.pyx`; else it is None.
+    # message has the body's `encoded_form` instead, see `_codec.pyx`; else it is None.
     cdef object _body
     cdef object _owner
     cdef str _stream
@@ -33,8 +33,8 @@ cdef class Message:
 # A message without a body, which is cheaper than Message.__new__.
 cdef Message new_message()
 
-# The arguments of `restore_message`; `form` is that of a body which is as received.
-cdef tuple state_of(Message ctx, object form)
+# The arguments of `restore_message`; `encoded_form` is that of a body which is as received.
+cdef tuple state_of(Message ctx, object encoded_form)
 
 # A part of the bytes that `owner`, bytes or a memoryview, keeps alive.
 cdef object view_of(object owner, const uint8_t *p, Py_ssize_t n)

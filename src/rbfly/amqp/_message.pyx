@@ -347,7 +347,7 @@ delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_tim
         return copied
 
 
-cdef tuple state_of(Message ctx, object form):
+cdef tuple state_of(Message ctx, object encoded_form):
     cdef Sections sections = ctx._sections
     cdef object body = ctx._body
     cdef int i
@@ -368,14 +368,14 @@ cdef tuple state_of(Message ctx, object form):
         absent,
         ctx._stream, ctx._offset, ctx._timestamp, ctx._publish_id,
         bool(ctx.is_set_stream_publish_id),
-        form,
+        encoded_form,
     )
 
 
 def restore_message(
     bytes raw, body, bint body_ready, bint body_set, list fields, object error, int replaced,
     int absent, str stream, uint64_t offset, double timestamp, uint64_t publish_id,
-    bint is_set_publish_id, object form,
+    bint is_set_publish_id, object encoded_form,
 ):
     cdef Message ctx = new_message()
     cdef Sections sections
@@ -409,7 +409,7 @@ def restore_message(
     ctx._timestamp = timestamp
     ctx._publish_id = publish_id
     ctx.is_set_stream_publish_id = is_set_publish_id
-    ctx._plan = form
+    ctx._plan = encoded_form
     return ctx
 
 

@@ -88,7 +88,7 @@ def show(finding: Finding) -> None:
 
 
 def printable(text: str) -> str:
-    """Escape what would control the terminal: the node may not be a broker."""
+    """Escape what would control the terminal: the text may come from any server."""
     return ''.join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

@@ -99,7 +99,7 @@ class Node:
             yield Finding(check, 'ok', f'{host} is {", ".join(hosts)}')
 
     async def _port(self, hosts: list[str]) -> AsyncIterator[Finding]:
-        """Connect to each address of the name; keep those in the list that accept it."""
+        """Connect to each address of the name; remove those that refuse from the list."""
         port = self.info.port
         errors = await asyncio.gather(*(try_port(host, port) for host in hosts))
         failed = {host: error for host, error in zip(hosts, errors, strict=True) if error}

@@ -90,7 +90,7 @@ class Lane:
         self.confirmed: int = start
         self.stored: int = start
         self.published: int = 0
-        # Ends and lengths of the batches that are not confirmed, besides some that are.
+        # End and length of each batch that is not confirmed, and of some that are.
         self._batches = deque[tuple[int, int]]()
         self._job = job
         self._client = source.client

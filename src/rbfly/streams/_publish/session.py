@@ -384,7 +384,8 @@ class PublisherSession(Owner):
         core = self.core
         if self.has_capacity(count):
             return True
-        self.check()  # nothing ends the wait for a publisher that has given up
+        # declares it again if it had given up: else nothing would end the wait
+        self.check()
         core.write()  # batched messages use capacity until they are confirmed
         if until == NOW or not await core.capacity.wait(count, count, until):
             return False
