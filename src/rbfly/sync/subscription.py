@@ -238,8 +238,8 @@ class Subscription(Generic[Body]):
                 )
             if not self._kept:
                 self._thread.call(self._pass, source, True)
-            self._kept = False
-            return self._batch
+            batch, self._kept = self._batch, False  # in this order: another thread may close
+            return batch
 
     async def _pass(self, source: Callable[[], Any], whole: bool) -> None:
         """Keep a batch for the program, in the client's thread: an interrupt loses nothing."""
