@@ -340,8 +340,7 @@ def leave(how):
     os.wait()
     os._exit(0)
 
-async def main(uri, block, how):
-    client = rbs.streams_client(uri)
+async def use(client, block, how):
     messages = client.subscribe('events', group='billing')
     await anext(messages)
     await anext(messages)
@@ -357,7 +356,16 @@ async def main(uri, block, how):
         others.batch('queued')
         leave(how)
     del messages, publisher, others, queue
-    await asyncio.sleep(0)
+
+async def main(uri, *arguments):
+    parent = os.getpid()
+    try:
+        await use(rbs.streams_client(uri), *arguments)
+    finally:
+        if os.getpid() != parent:  # asyncio cannot end its loop there
+            for _ in range(3):
+                await asyncio.sleep(0)
+            os._exit(0)
 
 asyncio.run(main(*sys.argv[1:]))
 """

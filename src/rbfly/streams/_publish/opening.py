@@ -182,7 +182,6 @@ class PublisherContext(AsyncWith, AbstractAsyncContextManager[P], Coroutine[Any,
         return session
 
     async def __aexit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        self.cluster.check_loop()
         publisher, sessions = self._publisher, self._sessions
         self._publisher, self._sessions, self._held = None, [], False
         assert publisher is not None
