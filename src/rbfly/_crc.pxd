@@ -26,7 +26,7 @@ cdef extern from *:
     /* 0: no carry-less multiplication; 1: PCLMULQDQ; 2: VPCLMULQDQ with AVX2 too.
        `__builtin_cpu_supports` would make clang add 150 KB to the module. */
     static int crc_level(void) {
-        const unsigned avx = 1u << 28 | 1u << 27;  /* AVX, and XGETBV tells what is enabled */
+        const unsigned avx = 1u << 28 | 1u << 27;  /* bits of AVX and XGETBV */
         unsigned a = 0, b = 0, c = 0, d = 0, low, high;
         if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 2)) return 0;
         if ((c & avx) != avx || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 1;

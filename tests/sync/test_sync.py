@@ -526,8 +526,9 @@ def test_commit_after_the_stream_was_created_again(
         assert client.read_offset(stream, 'me') == 0
 
 
-def test_commit_after_the_super_stream_was_created_again() -> None:
-    """The offsets of its last messages are those of no messages of the new partitions."""
+@contextlib.contextmanager
+def each_partition_read() -> Iterator[tuple[StreamBroker, rbfly.sync.Subscription[Any]]]:
+    """A subscription with manual commits that has read a message of each partition."""
     tracking = rbs.OffsetTracking('me', manual=True)
     with StreamBroker() as broker, rbfly.sync.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
@@ -537,35 +538,33 @@ def test_commit_after_the_super_stream_was_created_again() -> None:
             for number, partition in enumerate(['orders-0', 'orders-1']):
                 broker.publish(partition, number)
                 assert next(subscription) == number
-            broker.delete_super_stream('orders')
-            with pytest.raises(StreamDoesNotExist):
-                next(subscription)
-            broker.create_super_stream('orders', partitions=2)
-            broker.publish('orders-1', 'new')
-            assert next(subscription) == 'new'
-            subscription.commit()
-            assert broker.offsets('orders-1') == {'me': 0}
-            assert broker.offsets('orders-0') == {}
+            yield broker, subscription
+
+
+def test_commit_after_the_super_stream_was_created_again() -> None:
+    """The offsets of its last messages are those of no messages of the new partitions."""
+    with each_partition_read() as (broker, subscription):
+        broker.delete_super_stream('orders')
+        with pytest.raises(StreamDoesNotExist):
+            next(subscription)
+        broker.create_super_stream('orders', partitions=2)
+        broker.publish('orders-1', 'new')
+        assert next(subscription) == 'new'
+        subscription.commit()
+        assert broker.offsets('orders-1') == {'me': 0}
+        assert broker.offsets('orders-0') == {}
 
 
 def test_commit_after_a_partition_was_deleted(caplog: pytest.LogCaptureFixture) -> None:
     """The offsets of the other partitions are stored."""
     caplog.set_level(logging.INFO, 'rbfly.streams')
-    tracking = rbs.OffsetTracking('me', manual=True)
-    with StreamBroker() as broker, rbfly.sync.streams_client(broker.uri) as client:
-        broker.create_super_stream('orders', partitions=2)
-        with client.super_stream('orders').subscribe(
-            offset=FIRST, commit=tracking, refresh_interval=0.01
-        ) as subscription:
-            for number, partition in enumerate(['orders-0', 'orders-1']):
-                broker.publish(partition, number)
-                assert next(subscription) == number
-            broker.delete_stream('orders-0')
-            wait_until(lambda: "'orders-0' is gone" in caplog.text)
-            subscription.commit()
-            assert broker.offsets('orders-1') == {'me': 0}
-            with pytest.raises(ArgumentError, match="does not read a partition 'orders-2'"):
-                subscription.commit({'orders-2': 0})
+    with each_partition_read() as (broker, subscription):
+        broker.delete_stream('orders-0')
+        wait_until(lambda: "'orders-0' is gone" in caplog.text)
+        subscription.commit()
+        assert broker.offsets('orders-1') == {'me': 0}
+        with pytest.raises(ArgumentError, match="does not read a partition 'orders-2'"):
+            subscription.commit({'orders-2': 0})
 
 
 def test_commit_after_another_member_has_a_partition() -> None:

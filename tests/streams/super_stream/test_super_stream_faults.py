@@ -510,17 +510,30 @@ async def test_iteration_ends_if_all_partitions_before_the_end_are_deleted() -> 
             assert await reading == 'ended'
 
 
-async def test_partition_is_deleted_before_an_outage_that_is_too_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The subscription asks for the partitions again, although it has an end."""
+@contextlib.contextmanager
+def outage_at_a_listing(
+    broker: StreamBroker, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[asyncio.Event]:
+    """Begin an outage, and set the event, when the client asks for the partitions."""
     answer: Any = HANDLERS['4.3'][Key.PARTITIONS]
+    asked = asyncio.Event()
 
     def fail(*arguments: Any) -> Any:
+        asked.set()
         broker.refuse()
         broker.cut()
         return answer(*arguments)
 
+    with monkeypatch.context() as patched:
+        patched.setitem(HANDLERS['4.3'], Key.PARTITIONS, fail)
+        yield asked
+    broker.heal()
+
+
+async def test_partition_is_deleted_before_an_outage_that_is_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The subscription asks for the partitions again, although it has an end."""
     async with (
         StreamBroker() as broker,
         rbs.streams_client(broker.uri, reconnect_timeout=0.1) as client,
@@ -529,13 +542,11 @@ async def test_partition_is_deleted_before_an_outage_that_is_too_long(
         async with client.super_stream('orders').subscribe(
             offset=rbs.Offset.FIRST, until=rbs.Offset.offset(2), refresh_interval=0.01, timeout=HANG
         ) as messages:
-            with monkeypatch.context() as patched:
-                patched.setitem(HANDLERS['4.3'], Key.PARTITIONS, fail)
+            with outage_at_a_listing(broker, monkeypatch):
                 broker.delete_stream('orders-0')
                 with pytest.raises(rbs.StreamConnectionError):
                     await anext(messages)
                 await until(lambda: session_of(messages)._listing is None, 'the client gave up')
-            broker.heal()
             publish(broker, 'orders-1', range(3))
             found: list[Any] = []
             while not messages._waiter.ended:
@@ -549,15 +560,6 @@ async def test_partition_is_deleted_before_an_outage_after_the_end_of_the_others
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The subscription reconnects to ask for the partitions: no partition is read any more."""
-    answer: Any = HANDLERS['4.3'][Key.PARTITIONS]
-    asked = asyncio.Event()
-
-    def fail(*arguments: Any) -> Any:
-        asked.set()
-        broker.refuse()
-        broker.cut()
-        return answer(*arguments)
-
     async with (
         StreamBroker() as broker,
         rbs.streams_client(broker.uri, reconnect_timeout=0.1) as client,
@@ -571,10 +573,8 @@ async def test_partition_is_deleted_before_an_outage_after_the_end_of_the_others
             session = session_of(messages)
             rest = asyncio.ensure_future(anext(messages, None))
             await until(lambda: session.partitions['orders-1'].ended, 'its end was not reached')
-            with monkeypatch.context() as patched:
-                patched.setitem(HANDLERS['4.3'], Key.PARTITIONS, fail)
+            with outage_at_a_listing(broker, monkeypatch) as asked:
                 broker.delete_stream('orders-0')
                 await asyncio.wait_for(asked.wait(), HANG)
                 await until(lambda: session._listing is None, 'the client did not give up')
-            broker.heal()
             assert await asyncio.wait_for(rest, HANG) is None
