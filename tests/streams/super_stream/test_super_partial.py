@@ -102,6 +102,7 @@ async def test_message_that_timed_out_waits_for_all_partitions_when_sent_again(
     assert stored(broker) == [['01'], ['01']]
 
 
+@pytest.mark.own_clock
 async def test_message_is_completed_after_a_partition_gave_up(broker: StreamBroker) -> None:
     async with (
         rbs.streams_client(broker.uris, reconnect_timeout=0.1) as client,
