@@ -133,6 +133,27 @@ async def test_subscription_gives_up_after_reconnect_timeout(
 
 
 @own_clock
+@pytest.mark.parametrize('role', ['publisher', 'subscription'])
+async def test_opening_is_no_part_of_an_outage(role: str) -> None:
+    """A loss soon after the first declaration is not limited by `connect_timeout`."""
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=1) as client,
+    ):
+        opening: Any = client.publisher('test') if role == 'publisher' else subscribe(client)
+        async with opening as user:
+            fake.handlers[Step.OPEN] = wire.CLOSING
+            lose(fake)
+            using = asyncio.ensure_future(user.send('0') if role == 'publisher' else anext(user))
+            await asyncio.sleep(60)
+            assert not using.done()
+            del fake.handlers[Step.OPEN]
+            stream.append(b'0')
+            await using
+
+
+@own_clock
 async def test_connect_timeout_limits_the_first_use() -> None:
     """One node answers, but the stream's leader does not."""
     async with FakeBroker(at={Step.OPEN: wire.SILENT}) as leader, FakeBroker() as first:

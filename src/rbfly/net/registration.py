@@ -380,6 +380,8 @@ class Registration:
         if self._lost_by is not None:
             self.cluster.totals.on_reconnect(self._owner.stream)
         self._opening = self._lost_by = None
+        if not self.declared:
+            self.end_outage()  # the first open was no outage
         self.declared = True
         self.opened += 1
         try:

@@ -170,7 +170,6 @@ class PublisherSession(Owner):
                     f' highest publishing id, {ID_MAX}: choose another name'
                 )
             self.core.window.start_at(last_id + 1)
-        self.registration.end_outage()  # the first open was no outage
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_publisher(id, None)
