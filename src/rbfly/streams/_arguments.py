@@ -182,6 +182,8 @@ def check_filter(filter: MessageFilter) -> None:
         )
     for value in filter.values:
         check_type('a filter value', value, str)
+    if not (filter.values or filter.match_unfiltered):
+        raise ArgumentError('a MessageFilter without values selects no message')
     commands.string_map(filter.properties())
 
 
