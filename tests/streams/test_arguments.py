@@ -250,6 +250,13 @@ def test_filter_accepts_values_from_a_generator() -> None:
         assert wanted.properties() == {'filter.0': 'a', 'filter.1': 'b'}
 
 
+def test_filter_selects_something() -> None:
+    client = rbs.streams_client(URI)
+    with pytest.raises(ArgumentError, match='a MessageFilter without values selects no message'):
+        client.subscribe('s', filter=rbs.MessageFilter(str, set()))
+    client.subscribe('s', filter=rbs.MessageFilter(str, set(), match_unfiltered=True))
+
+
 @pytest.mark.parametrize('values', [['a', ['b']], [b'a'], 5, 'ab', b'ab'])
 def test_filter_refuses_values_of_wrong_type(values: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r'(?i)filter'):

@@ -140,6 +140,7 @@ async def test_each_caller_raises_its_own_error(down: FakeBroker) -> None:
     assert len({id(cause) for cause in causes}) == 5
 
 
+@own_clock
 async def test_errors_that_no_try_can_fix_are_raised_as_they_are() -> None:
     async with FakeBroker(at={Step.SASL_AUTHENTICATE: refuse(0x08)}) as fake:
         client = rbs.streams_client(fake.uri, connect_timeout=0.2)

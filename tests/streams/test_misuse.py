@@ -375,14 +375,13 @@ def test_subscribe_refuses_arguments_of_wrong_type(argument: Any) -> None:
         {'timeout': float('inf')},
         {'filter': rbs.MessageFilter(str, {'\ud800'})},
         {'filter': rbs.MessageFilter(str, {'x' * 65536})},
-        {'filter': rbs.MessageFilter(str, set())},
         {'offset': rbs.Offset.reference('x' * 256)},
         {'offset': rbs.Offset.reference('\ud800')},
     ],
 )
 def test_subscribe_refuses_arguments_out_of_range(argument: Any) -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost/')
-    with pytest.raises(ValueError, match=r'seconds|Unicode|longer|selects no message') as caught:
+    with pytest.raises(ValueError, match=r'seconds|Unicode|longer') as caught:
         client.subscribe('s', **argument)
     assert isinstance(caught.value, RbFlyError)
 

@@ -57,7 +57,8 @@ class MessageFilter(CheckedRecord):
     these chunks.
 
     :param extract: returns the filter value of a message, a str; None for a message without one.
-    :param values: filter values to select; the empty string selects messages without one.
+    :param values: filter values to select, at least one unless `match_unfiltered` is set; the empty
+        string selects messages without one.
     :param match_unfiltered: also select messages without a filter value.
     """
 
