@@ -53,7 +53,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'gathering', 'login', 'totals', 'rbfly.time_limits'],
+        ['', 'gathering', 'login', 'receiving', 'totals', 'rbfly.time_limits'],
         ['resolving', 'waiting'],
         ['uri'],
         ['observer', 'requests'],

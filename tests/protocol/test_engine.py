@@ -291,6 +291,64 @@ def test_deliver_of_several_megabytes(part: int, committed: int | None, rng: ran
     ]
 
 
+def test_event_loop_waits_for_the_parts_of_a_long_frame() -> None:
+    engine = Recorder()
+    waits: list[int] = []
+    engine.collect_by(waits.append)
+    data = frame(0x7001, bytes(500_000))
+    for at in range(0, len(data), 100_000):
+        feed(engine, data[at : at + 100_000])
+    feed(engine, frame(0x17))
+    assert waits == [131_072, 200_008, 100_008, 1]
+    assert [key for key, _, _ in engine.frames] == [0x7001, 0x17]
+
+
+@pytest.mark.parametrize('size', [40, 40_000, 200_000, BLOCK, BLOCK + 40, 3_000_000])
+def test_event_loop_never_waits_for_more_than_a_frame(size: int, rng: random.Random) -> None:
+    """The broker need not send another frame."""
+    engine = Recorder()
+    waits = [1]
+    engine.collect_by(waits.append)
+    data = frame(0x17) + frame(0x7001, bytes(size)) + frame(0x7002, bytes(size))
+    ends = [8, 16 + size, 24 + 2 * size]
+    at = 0
+    while at < len(data):
+        part = rng.randrange(1, 200_000)
+        feed(engine, data[at : at + part])
+        at = min(at + part, len(data))
+        missing = next((end - at for end in ends if end > at), 0)
+        assert waits[-1] == 1 or (at not in ends and 32_768 <= waits[-1] <= missing)
+    assert waits[-1] == 1
+    assert len(waits) > 1 or size <= 40_000
+    assert all(count != before for count, before in zip(waits[1:], waits, strict=False))
+
+
+def test_engine_that_takes_bytes_at_once_waits_again_after_the_next() -> None:
+    engine = Recorder()
+    waits: list[int] = []
+    engine.collect_by(waits.append)
+    engine.take_at_once()
+    assert waits == []
+    data = frame(0x7001, bytes(1_000_000))
+    feed(engine, data[:100])
+    engine.take_at_once()
+    engine.take_at_once()
+    assert waits == [131_072, 1]
+    feed(engine, data[100:200])
+    assert waits == [131_072, 1, 131_072]
+
+
+def test_engine_that_has_stopped_waits_for_no_bytes() -> None:
+    engine = Recorder()
+    waits: list[int] = []
+    engine.collect_by(waits.append)
+    queue = engine.subscription(1, engine.stop)
+    feed(engine, deliver(1, plain_chunk([b'a'])) + frame(0x7001, bytes(200_000))[:100])
+    assert engine.stopped
+    assert len(queue.chunks) == 1
+    assert waits == []
+
+
 @pytest.mark.parametrize('size', range(4))
 def test_frame_too_short_for_key_and_version(size: int) -> None:
     engine = Recorder()

@@ -49,6 +49,7 @@ from .observer import (
     check_transition,
     facts,
 )
+from .receiving import collect_in
 from .requests import Requests
 from .uri import Address, Settings
 from .waiting import fail, outcome, settled
@@ -340,6 +341,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         else:
             self._enter(ConnectionState.HANDSHAKE)
             self.send_to(transport.write, gather_to(transport))
+            self.collect_by(collect_in(transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.state is ConnectionState.CLOSING:
@@ -547,6 +549,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self.write(commands.HEARTBEAT)
         self._silent = 0 if self.heard else self._silent + 1
         self.wrote = self.heard = False
+        if self._silent:  # on a slow network, bytes may have arrived, but fewer than awaited
+            self.take_at_once()
         if self._silent >= 4:
             seconds = 2 * self.heartbeat
             self.abort(

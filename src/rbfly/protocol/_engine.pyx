@@ -26,6 +26,8 @@ from rbfly.protocol.fields import too_long
 cdef enum:
     BLOCK = 1 << 18
     HEAD = 1 << 12                  # bytes to receive where a long frame is expected
+    FEW = 1 << 15                   # bytes of a frame that are not worth a system call
+    ENOUGH = 1 << 17                # bytes of a long frame to wait for
     KEY_CONFIRM = 0x0003
     KEY_ERROR = 0x0004
     KEY_DELIVER = 0x0008
@@ -78,6 +80,8 @@ cdef class Engine:
     cdef public uint32_t frame_cap
     cdef readonly bint stopped
     cdef readonly object sink, gather
+    cdef object wait_for            # of `collect_by`
+    cdef Py_ssize_t awaited         # what it was last called with; 1 by default
     cdef public bint wrote, heard
     cdef object block               # bytearray, never resized: the loop may hold views of it
     cdef object view, head          # of the block; of its start
@@ -97,6 +101,7 @@ cdef class Engine:
         self.counters = Counters() if counters is None else counters
         self.block = bytearray(BLOCK)
         self.view = self.target = memoryview(self.block)
+        self.awaited = 1
         self.head = self.view[:HEAD]
         self.base = <uint8_t *> PyByteArray_AS_STRING(self.block)
         self.publishers = [None] * 256
@@ -158,6 +163,13 @@ cdef class Engine:
 
     # -- receiving
 
+    def collect_by(self, wait_for):
+        """Call a function with the number of bytes for which the event loop is to wait.
+
+        :param wait_for: called with 1 when the loop is to wait for any; None if it always does.
+        """
+        self.wait_for = wait_for
+
     def get_buffer(self, sizehint):
         """Return the buffer for received bytes, see :class:`asyncio.BufferedProtocol`."""
         if self.large is not None:
@@ -193,10 +205,34 @@ cdef class Engine:
                 self._cut()
                 if self.large is None and self.target is not self.view:
                     self.target = self.view
+            if self.wait_for is not None and not self.stopped:
+                self._wait_for_more()
         except Exception as ex:
             self.stopped = True
             self.large = None
             self.on_failure(ex)
+
+    # The broker and the client take turns otherwise: each part of a chunk wakes the event loop.
+    cdef int _wait_for_more(self) except -1:
+        cdef Py_ssize_t missing = 0
+        if self.large is not None:
+            missing = self.large_size - self.large_fill
+        elif self.fill >= 4:
+            missing = 4 + <Py_ssize_t> load_u32(self.base) - self.fill
+        if missing < FEW:
+            missing = 1
+        elif missing >= 2 * ENOUGH:
+            missing = ENOUGH
+        if missing != self.awaited:
+            self.awaited = missing
+            self.wait_for(missing)
+        return 0
+
+    def take_at_once(self):
+        """Receive the next bytes as they arrive."""
+        if self.awaited > 1:
+            self.awaited = 1
+            self.wait_for(1)
 
     cdef int _cut(self) except -1:
         cdef Py_ssize_t left

@@ -1,0 +1,170 @@
+"""How many bytes the event loop of a client waits for."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.amqp import encode_amqp_bytes
+from rbfly.net import receiving
+from rbfly.net.receiving import collect_in, is_supported, round_trip
+from tests import fake_broker as wire
+from tests.fake_broker import FakeBroker, FakeConnection, Frame
+
+on_linux = pytest.mark.skipif(
+    not is_supported(), reason='before Linux 5.12, and on other systems, RbFly waits for any byte'
+)
+TEXT = bytes(500_000)
+
+
+@pytest.fixture
+def tcp() -> Iterator[socket.socket]:
+    with (
+        socket.create_server(('127.0.0.1', 0)) as server,
+        socket.create_connection(server.getsockname()) as found,
+    ):
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loopback is near, also on a busy machine."""
+    monkeypatch.setattr(receiving, 'NEAR', 10**9)
+
+
+def transport(found: object, context: object = None) -> asyncio.BaseTransport:
+    return asyncio.BaseTransport({'socket': found, 'sslcontext': context})
+
+
+def awaited(found: socket.socket) -> int:
+    return found.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+
+@on_linux
+def test_socket_waits(tcp: socket.socket) -> None:
+    wait_for = collect_in(transport(tcp))
+    assert wait_for is not None
+    wait_for(50_000)
+    assert awaited(tcp) == 50_000
+    wait_for(1)
+    assert awaited(tcp) == 1
+
+
+@on_linux
+async def test_socket_that_the_loop_has_closed() -> None:
+    loop = asyncio.get_running_loop()
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), '127.0.0.1', 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    wait_for = collect_in(writer.transport)
+    assert wait_for is not None
+    assert await reader.read() == b''
+    writer.close()
+    await writer.wait_closed()
+    found = writer.get_extra_info('socket')
+    await loop.run_in_executor(None, int)  # the loop closes the socket after the callbacks
+    assert found.fileno() < 0
+    wait_for(50_000)
+    server.close()
+
+
+@on_linux
+def test_kernel_that_has_no_round_trip() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert round_trip(ours) == 0
+
+
+@on_linux
+def test_socket_of_a_distant_broker_does_not_wait(
+    tcp: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receive window of a new connection would grow slower."""
+    assert 0 < round_trip(tcp) < 10**7
+    monkeypatch.setattr(receiving, 'NEAR', round_trip(tcp) - 1)
+    assert collect_in(transport(tcp)) is None
+    monkeypatch.setattr(receiving, 'round_trip', lambda found: 0)
+    assert collect_in(transport(tcp)) is None
+
+
+def test_socket_does_not_wait_with_tls(tcp: socket.socket) -> None:
+    """Some of the bytes may have arrived in an incomplete record."""
+    assert collect_in(transport(tcp, ssl.create_default_context())) is None
+
+
+@on_linux
+def test_other_transports_do_not_wait() -> None:
+    assert collect_in(transport(None)) is None
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert collect_in(transport(ours)) is None
+
+
+@pytest.mark.parametrize(
+    ('system', 'release', 'supported'),
+    [
+        ('linux', '5.12.0', True),
+        ('linux', '6.1.0-21-amd64', True),
+        ('linux', '10.0', True),
+        ('linux', '5.11.22-generic', False),
+        ('linux', '4.18.0-553.el8.x86_64', False),
+        ('linux', 'unknown', False),
+        ('darwin', '23.4.0', False),
+        ('win32', '10', False),
+    ],
+)
+def test_kernels_on_which_it_is_safe(system: str, release: str, supported: bool) -> None:
+    assert is_supported(system, release) == supported
+
+
+def subscribing(*parts: bytes, pause: float = 0) -> wire.Handler:
+    """Accept a subscription, and send it the parts of a frame, with a pause before each."""
+
+    async def send(connection: FakeConnection) -> None:
+        for part in parts:
+            await asyncio.sleep(pause)
+            connection.transport.write(part)
+
+    def handler(connection: FakeConnection, request: Frame) -> None:
+        connection.respond(request)
+        connection.sending = asyncio.ensure_future(send(connection))  # type: ignore[attr-defined]
+
+    return handler
+
+
+async def test_slow_connection_is_not_taken_for_a_lost_one() -> None:
+    """One that needs longer for a chunk than two heartbeat intervals."""
+    chunk = wire.deliver(0, wire.chunk(0, [encode_amqp_bytes(TEXT)]))
+    parts = [*(chunk[at : at + 1000] for at in range(0, 10_000, 1000)), chunk[10_000:]]
+    on = {wire.SUBSCRIBE: subscribing(*parts, pause=0.3)}
+    async with (
+        FakeBroker(tune=(1048576, 1), on=on) as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=0) as client,
+    ):
+        async for message in client.subscribe('stream', offset=rbs.Offset.FIRST):
+            assert message == TEXT
+            break
+
+
+async def test_connection_that_ends_within_a_chunk() -> None:
+    """The client opens another one at once."""
+
+    def cut(connection: FakeConnection, request: Frame) -> None:
+        connection.respond(request)
+        connection.send(chunk[:1000] if len(subscribed) == 0 else chunk)
+        subscribed.append(connection)
+        if len(subscribed) == 1:
+            connection.transport.close()
+
+    chunk = wire.deliver(0, wire.chunk(0, [encode_amqp_bytes(TEXT)]))
+    subscribed: list[FakeConnection] = []
+    async with (
+        FakeBroker(tune=(1048576, 0), on={wire.SUBSCRIBE: cut}) as fake,
+        rbs.streams_client(fake.uri, heartbeat=None) as client,
+    ):
+        async for message in client.subscribe('stream', offset=rbs.Offset.FIRST):
+            assert message == TEXT
+            break
+    assert len(subscribed) == 2
