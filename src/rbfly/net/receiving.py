@@ -10,42 +10,35 @@ from asyncio import BaseTransport
 from collections.abc import Callable
 from contextlib import suppress
 
-NEAR = 1000  # microseconds; the longest round trip to a node that is near
-RTT_AT = 68  # position of `tcpi_rtt`, microseconds, in `struct tcp_info` of <linux/tcp.h>
 OLDEST_LINUX = (5, 12)  # before, the kernel may wait for more bytes than it has memory for
+FEW = 1 << 15  # bytes; to wait for fewer is not worth a system call
+SHARE = 32  # the loop waits for this part of the receive buffer at most, see `collect_in`
 
 
 def collect_in(transport: BaseTransport) -> Callable[[int], None] | None:
     """Return a function that sets for how many bytes the event loop waits.
 
-    The end of the connection wakes the loop with fewer, and so does a full receive buffer.
+    The end of the connection wakes the loop with fewer.  The loop never waits for most of a receive
+    buffer: the kernel enlarges the buffer, and with it the window of a distant broker, while the
+    program reads soon after bytes arrive.
 
-    :returns: None if the loop is to wake for any byte: with TLS, part of the awaited bytes may have
-        arrived in an incomplete record; and where a round trip is long, the receive window grows
-        slower if the program reads less often.
+    :returns: None if the loop is to wake for any byte.  With TLS, some of the bytes may have
+        arrived in an incomplete record.
     """
     found = transport.get_extra_info('socket')
     if not is_supported() or transport.get_extra_info('sslcontext') is not None:
         return None
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return None
-    if not 0 < round_trip(found) <= NEAR:
-        return None
 
     def wait_for(count: int) -> None:
         with suppress(OSError, ValueError):  # the transport has closed the socket
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            if count > 1:
+                size = found.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+                count = min(count, size // SHARE)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count if count >= FEW else 1)
 
     return wait_for
-
-
-def round_trip(found: socket.socket) -> int:
-    """Return the kernel's estimate in microseconds; 0 if it has none."""
-    try:
-        facts = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTT_AT + 4)
-    except OSError:
-        return 0
-    return int.from_bytes(facts[RTT_AT:], sys.byteorder)
 
 
 def is_supported(system: str = sys.platform, release: str = '') -> bool:
