@@ -299,7 +299,7 @@ def test_event_loop_waits_for_the_parts_of_a_long_frame() -> None:
     for at in range(0, len(data), 100_000):
         feed(engine, data[at : at + 100_000])
     feed(engine, frame(0x17))
-    assert waits == [131_072, 200_008, 100_008, 1]
+    assert waits == [131_072, 196_608, 98_304, 1]
     assert [key for key, _, _ in engine.frames] == [0x7001, 0x17]
 
 
@@ -320,7 +320,7 @@ def test_event_loop_never_waits_for_more_than_a_frame(size: int, rng: random.Ran
         assert waits[-1] == 1 or (at not in ends and 32_768 <= waits[-1] <= missing)
     assert waits[-1] == 1
     assert len(waits) > 1 or size <= 40_000
-    assert all(count != before for count, before in zip(waits[1:], waits, strict=False))
+    assert len(waits) <= 2 * 10
 
 
 def test_engine_that_takes_bytes_at_once_waits_again_after_the_next() -> None:

@@ -18,9 +18,9 @@ SHARE = 32  # the loop waits for this part of the receive buffer at most, see `c
 def collect_in(transport: BaseTransport) -> Callable[[int], None] | None:
     """Return a function that sets for how many bytes the event loop waits.
 
-    The end of the connection wakes the loop with fewer.  The loop never waits for most of a receive
-    buffer: the kernel enlarges the buffer, and with it the window of a distant broker, while the
-    program reads soon after bytes arrive.
+    The end of the connection wakes the loop even if fewer have arrived.  The loop never waits for
+    most of a receive buffer: the kernel enlarges the buffer, and with it the window of a distant
+    broker, while the program reads soon after bytes arrive.
 
     :returns: None if the loop is to wake for any byte.  With TLS, some of the bytes may have
         arrived in an incomplete record.
@@ -28,11 +28,13 @@ def collect_in(transport: BaseTransport) -> Callable[[int], None] | None:
     found = transport.get_extra_info('socket')
     if not is_supported() or transport.get_extra_info('sslcontext') is not None:
         return None
-    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+    if getattr(found, 'family', None) not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    if not hasattr(found, 'getsockopt'):  # that of another event loop
         return None
 
     def wait_for(count: int) -> None:
-        with suppress(OSError, ValueError):  # the transport has closed the socket
+        with suppress(OSError, ValueError):  # asyncio, or uvloop, has closed the socket
             if count > 1:
                 size = found.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
                 count = min(count, size // SHARE)

@@ -81,7 +81,7 @@ cdef class Engine:
     cdef readonly bint stopped
     cdef readonly object sink, gather
     cdef object wait_for            # of `collect_by`
-    cdef Py_ssize_t awaited         # what it was last called with; 1 by default
+    cdef Py_ssize_t awaited         # what it was last called with; it may wait for fewer
     cdef public bint wrote, heard
     cdef object block               # bytearray, never resized: the loop may hold views of it
     cdef object view, head          # of the block; of its start
@@ -212,17 +212,18 @@ cdef class Engine:
             self.large = None
             self.on_failure(ex)
 
-    # The broker and the client take turns otherwise: each part of a chunk wakes the event loop.
+    # Otherwise, the broker and the client take turns: each part of a chunk wakes the event loop.
     cdef int _wait_for_more(self) except -1:
         cdef Py_ssize_t missing = 0
         if self.large is not None:
             missing = self.large_size - self.large_fill
         elif self.fill >= 4:
             missing = 4 + <Py_ssize_t> load_u32(self.base) - self.fill
-        if missing < FEW:
-            missing = 1
-        elif missing >= 2 * ENOUGH:
+        if missing >= 2 * ENOUGH:
             missing = ENOUGH
+        missing &= ~(FEW - 1)           # so that the number changes a few times per frame only
+        if missing == 0:
+            missing = 1
         if missing != self.awaited:
             self.awaited = missing
             self.wait_for(missing)
