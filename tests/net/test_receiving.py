@@ -140,29 +140,20 @@ def test_kernels_on_which_it_is_safe(system: str, release: str, supported: bool)
     assert is_supported(system, release) == supported
 
 
-def subscribing(*parts: bytes, pause: float = 0) -> wire.Handler:
-    """Accept a subscription, and send it the parts of a frame, with a pause before each."""
-
-    async def send(connection: FakeConnection) -> None:
-        for part in parts:
-            await asyncio.sleep(pause)
-            connection.transport.write(part)
-
-    def handler(connection: FakeConnection, request: Frame) -> None:
-        connection.respond(request)
-        connection.sending = asyncio.ensure_future(send(connection))  # type: ignore[attr-defined]
-
-    return handler
-
-
 @pytest.mark.usefixtures('all_of_it')
 async def test_slow_connection_is_not_taken_for_a_lost_one(waits: list[int]) -> None:
     """One that needs longer for a chunk than two heartbeat intervals."""
     chunk = wire.deliver(0, wire.chunk(0, [encode_amqp_bytes(TEXT)]))
     parts = [*(chunk[at : at + 1000] for at in range(0, 10_000, 1000)), chunk[10_000:]]
-    on = {wire.SUBSCRIBE: subscribing(*parts, pause=0.3)}
+
+    def send_slowly(peer: FakeConnection, request: Frame) -> None:
+        peer.respond(request)
+        loop = asyncio.get_running_loop()
+        for i, part in enumerate(parts, 1):
+            loop.call_later(0.3 * i, peer.transport.write, part)
+
     async with (
-        FakeBroker(tune=(1048576, 1), on=on) as fake,
+        FakeBroker(tune=(1048576, 1), on={wire.SUBSCRIBE: send_slowly}) as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=0) as client,
     ):
         async for message in client.subscribe('stream', offset=rbs.Offset.FIRST):
@@ -175,12 +166,14 @@ async def test_slow_connection_is_not_taken_for_a_lost_one(waits: list[int]) -> 
 async def test_connection_that_ends_within_a_chunk(waits: list[int]) -> None:
     """The client opens another one at once."""
 
-    def cut(connection: FakeConnection, request: Frame) -> None:
-        connection.respond(request)
-        connection.send(chunk[:1000] if len(subscribed) == 0 else chunk)
-        subscribed.append(connection)
+    def cut(peer: FakeConnection, request: Frame) -> None:
+        peer.respond(request)
+        subscribed.append(peer)
         if len(subscribed) == 1:
-            connection.transport.close()
+            peer.send(chunk[:1000])
+            peer.transport.close()
+        else:
+            peer.send(chunk)
 
     chunk = wire.deliver(0, wire.chunk(0, [encode_amqp_bytes(TEXT)]))
     subscribed: list[FakeConnection] = []

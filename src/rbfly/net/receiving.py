@@ -10,8 +10,9 @@ from asyncio import BaseTransport
 from collections.abc import Callable
 from contextlib import suppress
 
+from ..protocol._engine import LEAST_WAIT
+
 OLDEST_LINUX = (5, 12)  # before, the kernel may wait for more bytes than it has memory for
-FEW = 1 << 15  # bytes; to wait for fewer is not worth a system call
 SHARE = 32  # the loop waits for this part of the receive buffer at most, see `collect_in`
 
 
@@ -38,7 +39,9 @@ def collect_in(transport: BaseTransport) -> Callable[[int], None] | None:
             if count > 1:
                 size = found.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
                 count = min(count, size // SHARE)
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count if count >= FEW else 1)
+            if count < LEAST_WAIT:
+                count = 1
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     return wait_for
 

@@ -4,6 +4,7 @@ from typing import Final, final
 from ._chunk import ChunkQueue
 from ._publish import PublishWindow
 
+LEAST_WAIT: int
 FRAME_CAP: int
 
 @final

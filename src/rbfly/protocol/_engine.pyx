@@ -33,6 +33,7 @@ cdef enum:
     KEY_DELIVER = 0x0008
 
 # The client's own limit: brokers send Deliver frames larger than the negotiated frame_max.
+LEAST_WAIT = FEW
 FRAME_CAP = 256 * 2**20
 
 
@@ -101,8 +102,8 @@ cdef class Engine:
         self.counters = Counters() if counters is None else counters
         self.block = bytearray(BLOCK)
         self.view = self.target = memoryview(self.block)
-        self.awaited = 1
         self.head = self.view[:HEAD]
+        self.awaited = 1
         self.base = <uint8_t *> PyByteArray_AS_STRING(self.block)
         self.publishers = [None] * 256
         self.subscriptions = [None] * 256
@@ -221,19 +222,19 @@ cdef class Engine:
             missing = 4 + <Py_ssize_t> load_u32(self.base) - self.fill
         if missing >= 2 * ENOUGH:
             missing = ENOUGH
-        missing &= ~(FEW - 1)           # so that the number changes a few times per frame only
-        if missing == 0:
-            missing = 1
-        if missing != self.awaited:
-            self.awaited = missing
-            self.wait_for(missing)
+        # A multiple, so that the number changes a few times per frame only.
+        self._await(max(1, missing & ~<Py_ssize_t> (FEW - 1)))
+        return 0
+
+    cdef int _await(self, Py_ssize_t count) except -1:
+        if count != self.awaited:
+            self.awaited = count
+            self.wait_for(count)
         return 0
 
     def take_at_once(self):
         """Receive the next bytes as they arrive."""
-        if self.awaited > 1:
-            self.awaited = 1
-            self.wait_for(1)
+        self._await(1)
 
     cdef int _cut(self) except -1:
         cdef Py_ssize_t left
